@@ -28,9 +28,9 @@ pub struct Scheduler {
     /// The paths of the configuration files, relative to their directory. The first file must exist, the
     /// others may be missing. A path that ends in `/` stands for all files in that directory.
     pub config_files: &'static [&'static str],
-    /// Returns how the configuration in the given text binds jobs to cores, and what this means for pjwd, as a text for
-    /// users.
-    describe: fn(&str) -> (JobBinding, &'static str),
+    /// Returns how the configuration binds jobs to cores, and what this means for pjwd, as a text for users. The
+    /// argument has the texts of `config_files`, in the same order. The text of a missing file is empty.
+    describe: fn(&[String]) -> (JobBinding, &'static str),
 }
 
 /// All batch systems and container orchestrators that `pjwctl doctor` recognises on a machine.
@@ -55,7 +55,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "LSF_ENVDIR",
         config_directories: &["/etc", "/usr/share/lsf/conf", "/opt/lsf/conf"],
         config_files: &["lsf.conf"],
-        describe: lsf_binding,
+        describe: |texts| lsf_binding(&texts.join("\n")),
     },
     Scheduler {
         name: "PBS",
@@ -63,7 +63,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &["/var/spool/pbs/mom_priv/hooks", "/var/spool/torque/mom_priv"],
         config_files: &["pbs_cgroups.HK"],
-        describe: pbs_binding,
+        describe: |texts| pbs_binding(&texts.join("\n")),
     },
     Scheduler {
         name: "Grid Engine",
@@ -71,7 +71,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "SGE_ROOT",
         config_directories: &["/var/lib/gridengine", "/usr/share/gridengine", "/opt/sge"],
         config_files: &["default/common/bootstrap", "default/common/configuration"],
-        describe: grid_engine_binding,
+        describe: |texts| grid_engine_binding(&texts.join("\n")),
     },
     Scheduler {
         name: "HTCondor",
@@ -79,7 +79,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "CONDOR_CONFIG",
         config_directories: &["/etc/condor", "/usr/local/etc/condor"],
         config_files: &["condor_config", "condor_config.local", "config.d/"],
-        describe: condor_binding,
+        describe: |texts| condor_binding(&texts.join("\n")),
     },
     Scheduler {
         name: "Flux",
@@ -87,7 +87,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &["/etc/flux/system/conf.d"],
         config_files: &["./"],
-        describe: flux_binding,
+        describe: |texts| flux_binding(&texts.join("\n")),
     },
     Scheduler {
         name: "OAR",
@@ -103,7 +103,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &["/var/lib/kubelet"],
         config_files: &["cpu_manager_state"],
-        describe: kubernetes_binding,
+        describe: |texts| kubernetes_binding(&texts.join("\n")),
     },
     Scheduler {
         name: "Nomad",
@@ -126,16 +126,16 @@ impl Scheduler {
     }
 
     /// Describes how this scheduler (a batch system or container orchestrator) binds jobs to cores, and what this means
-    /// for pjwd. `pjwctl doctor` shows the result. `configuration_text` is the text of all configuration files of the
-    /// scheduler, one after the other. Pass `None` if the files can't be read. The result then says that the binding is
-    /// unknown. Also pass `None` for a scheduler without configuration files. pjw knows the binding of such a scheduler
-    /// without reading files, and the result describes this binding.
+    /// for pjwd. `pjwctl doctor` shows the result. `config_texts` has the texts of `config_files`, in the same order. The
+    /// text of a missing file is empty. Pass `None` if the first file can't be read. The result then says that the
+    /// binding is unknown. Also pass `None` for a scheduler without configuration files. pjw knows the binding of such
+    /// a scheduler without reading files, and the result describes this binding.
     #[must_use]
-    pub fn describe_core_binding(&self, configuration_text: Option<&str>) -> DetectedBatchSystem {
-        let (binding, effect_on_pjw) = match (configuration_text, self.config_files.first()) {
+    pub fn describe_core_binding(&self, config_texts: Option<&[String]>) -> DetectedBatchSystem {
+        let (binding, effect_on_pjw) = match (config_texts, self.config_files.first()) {
             (None, Some(file)) => (JobBinding::Unknown, self.describe_unreadable_file(file)),
-            (text, _) => {
-                let (binding, effect) = (self.describe)(text.unwrap_or_default());
+            (texts, _) => {
+                let (binding, effect) = (self.describe)(texts.unwrap_or_default());
                 (binding, effect.to_owned())
             }
         };
@@ -156,23 +156,29 @@ impl Scheduler {
     }
 }
 
-/// Returns how Slurm binds jobs to cores, and what this means for pjwd, as text for users. `text` has the contents of
+/// Returns how Slurm binds jobs to cores, and what this means for pjwd, as text for users. `texts` has the texts of
 /// `slurm.conf` and `cgroup.conf`, see slurm.conf(5) and cgroup.conf(5). Without settings, nothing is bound.
-fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
-    let conf = SlurmConf::parse(Some(text), text);
+fn slurm_binding(texts: &[String]) -> (JobBinding, &'static str) {
+    let conf = SlurmConf::parse(texts.first().map(String::as_str), texts.get(1).map_or("", String::as_str));
     match (conf.gives_cpusets(), conf.has_task_affinity) {
         (Some(true), _) => (
             JobBinding::Cpusets,
             "it constrains cores (ConstrainCores=yes): its cpuset is the grant, pjwd only balances inside",
         ),
-        (_, Some(true)) => (
+        (None, _) => (
+            JobBinding::Unknown,
+            "slurm.conf or cgroup.conf includes other files, which were not read: if it sets a cpuset, that is the \
+             grant; else pjwd grants cores",
+        ),
+        (Some(false), Some(true)) => (
             JobBinding::Masks,
             "it binds tasks by a mask at their start (task/affinity) and never checks again: pjwd grants cores and \
              confines the jobs to them",
         ),
-        (None, _) | (_, None) => (
+        (Some(false), None) => (
             JobBinding::Unknown,
-            "slurm.conf includes other files, which were not read: if it sets a cpuset, that is the grant; else pjwd grants cores",
+            "slurm.conf includes other files, which were not read: it sets no cpuset, so pjwd grants cores, and if it \
+             binds tasks by a mask, confines the jobs to these cores",
         ),
         _ if conf.constrains_cores == Some(true) => (
             JobBinding::Unbound,
@@ -280,7 +286,7 @@ fn flux_binding(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-fn oar_binding(_: &str) -> (JobBinding, &'static str) {
+fn oar_binding(_: &[String]) -> (JobBinding, &'static str) {
     (JobBinding::Cpusets, "it gives each job a cpuset, which is the grant: pjwd only balances inside")
 }
 
@@ -301,7 +307,7 @@ fn kubernetes_binding(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-fn nomad_binding(_: &str) -> (JobBinding, &'static str) {
+fn nomad_binding(_: &[String]) -> (JobBinding, &'static str) {
     (
         JobBinding::Cpusets,
         "it makes cpusets of its own, and pjwd does not recognise its tasks as jobs: reserve their CPUs with housekeeping",
@@ -316,33 +322,60 @@ mod tests {
         SCHEDULERS.into_iter().find(|scheduler| scheduler.name == name).unwrap()
     }
 
+    /// Returns the binding of the scheduler `name` if its first configuration file has the text `text`, and the others
+    /// are missing.
     fn binding(name: &str, text: &str) -> JobBinding {
-        scheduler(name).describe_core_binding(Some(text)).binding
+        scheduler(name).describe_core_binding(Some(&[text.to_owned()])).binding
+    }
+
+    fn slurm(slurm_conf: &str, cgroup_conf: &str) -> DetectedBatchSystem {
+        scheduler("Slurm").describe_core_binding(Some(&[slurm_conf.to_owned(), cgroup_conf.to_owned()]))
     }
 
     #[test]
     fn slurm_binds_only_as_configured() {
-        for (text, expected) in [
-            ("", JobBinding::Unbound),
-            ("ClusterName=c\nTaskPlugin=task/none\n", JobBinding::Unbound),
-            ("TaskPlugin=task/cgroup\nConstrainRAMSpace=yes\n", JobBinding::Unbound),
-            ("taskplugin = task/affinity,task/cgroup\nCONSTRAINCORES = YES # why\n", JobBinding::Cpusets),
-            ("TaskPlugin=affinity\n", JobBinding::Masks),
-            ("TaskPlugin=task/affinity\nConstrainCores=yes\n", JobBinding::Masks),
-            ("ConstrainCores=yes\n", JobBinding::Unbound),
-            ("#TaskPlugin=task/cgroup\n#ConstrainCores=yes\n", JobBinding::Unbound),
-            ("TaskPlugin=task/cgroup\nConstrainCores=yes\nConstrainCores=no\n", JobBinding::Unbound),
-            ("TaskPlugin=task/cgroup\nConstrainCores=true\n", JobBinding::Cpusets),
-            ("TaskPlugin=task/cgroup\nConstrainCores=y\n", JobBinding::Unbound),
-            ("Include /etc/slurm/more.conf\n", JobBinding::Unknown),
-            ("Include more.conf\nConstrainCores=yes\n", JobBinding::Unknown),
-            ("Include more.conf\nTaskPlugin=task/affinity\n", JobBinding::Masks),
-            ("Include more.conf\nTaskPlugin=task/none\nConstrainCores=yes\n", JobBinding::Unbound),
+        let cores = "ConstrainCores=yes\n";
+        for (slurm_conf, cgroup_conf, expected) in [
+            ("", "", JobBinding::Unbound),
+            ("ClusterName=c\nTaskPlugin=task/none\n", "", JobBinding::Unbound),
+            ("TaskPlugin=task/cgroup\n", "ConstrainRAMSpace=yes\n", JobBinding::Unbound),
+            ("taskplugin = task/affinity,task/cgroup\n", "CONSTRAINCORES = YES # why\n", JobBinding::Cpusets),
+            ("TaskPlugin=affinity\n", "", JobBinding::Masks),
+            ("TaskPlugin=task/affinity\n", cores, JobBinding::Masks),
+            ("", cores, JobBinding::Unbound),
+            ("#TaskPlugin=task/cgroup\n", "#ConstrainCores=yes\n", JobBinding::Unbound),
+            ("TaskPlugin=task/cgroup\n", "ConstrainCores=yes\nConstrainCores=no\n", JobBinding::Unbound),
+            ("TaskPlugin=task/cgroup\n", "ConstrainCores=true\n", JobBinding::Cpusets),
+            ("TaskPlugin=task/cgroup\n", "ConstrainCores=y\n", JobBinding::Unbound),
+            ("Include more.conf\n", "", JobBinding::Unknown),
+            ("Include more.conf\n", cores, JobBinding::Unknown),
+            ("Include more.conf\nTaskPlugin=task/affinity\n", cores, JobBinding::Masks),
+            ("Include more.conf\nTaskPlugin=task/none\n", cores, JobBinding::Unbound),
         ] {
-            assert_eq!(binding("Slurm", text), expected, "{text:?}");
+            assert_eq!(slurm(slurm_conf, cgroup_conf).binding, expected, "{slurm_conf:?} {cgroup_conf:?}");
         }
-        let description = scheduler("Slurm").describe_core_binding(Some(""));
-        assert_eq!(description.effect_on_pjw, "it binds nothing here: pjwd grants cores");
+        assert_eq!(slurm("", "").effect_on_pjw, "it binds nothing here: pjwd grants cores");
+    }
+
+    #[test]
+    fn an_unread_file_of_slurm_counts_only_for_the_file_that_includes_it() {
+        let include = "Include site.conf\n";
+        for (slurm_conf, cgroup_conf, expected) in [
+            ("TaskPlugin=task/cgroup\nInclude nodes.conf\n", "", JobBinding::Unbound),
+            ("TaskPlugin=task/cgroup\nInclude nodes.conf\n", "ConstrainCores=no\n", JobBinding::Unbound),
+            ("", include, JobBinding::Unbound),
+            ("TaskPlugin=task/affinity\n", include, JobBinding::Masks),
+            ("TaskPlugin=task/cgroup\n", include, JobBinding::Unknown),
+            ("TaskPlugin=task/cgroup,task/affinity\n", include, JobBinding::Unknown),
+        ] {
+            let described = slurm(slurm_conf, cgroup_conf);
+            assert_eq!(described.binding, expected, "{slurm_conf:?} {cgroup_conf:?}");
+            // The prolog takes cores only in this case.
+            let gives_cpusets = SlurmConf::parse(Some(slurm_conf), cgroup_conf).gives_cpusets();
+            assert_eq!(gives_cpusets == Some(false), expected != JobBinding::Unknown, "{described:?}");
+        }
+        let without_cpusets = slurm(include, "").effect_on_pjw;
+        assert!(without_cpusets.contains("it sets no cpuset, so pjwd grants cores"), "{without_cpusets}");
     }
 
     #[test]
@@ -390,7 +423,8 @@ mod tests {
             for text in
                 ["=\n==\n#\n = \n", "\u{0}\u{ffff}", "TaskPlugin", "execd_params", &"x=".repeat(10_000)]
             {
-                assert!(!scheduler.describe_core_binding(Some(text)).effect_on_pjw.is_empty());
+                let texts = [text.to_owned(), text.to_owned()];
+                assert!(!scheduler.describe_core_binding(Some(&texts)).effect_on_pjw.is_empty());
             }
         }
     }

@@ -25,8 +25,8 @@ pub struct SlurmConf {
 
 impl SlurmConf {
     /// Reads the settings from the texts of Slurm's files `slurm.conf` and `cgroup.conf`. `slurm_conf` is `None` if
-    /// this file is missing. `cgroup_conf` is empty if that file is missing. Both can be the same text, which has the
-    /// contents of both files: no setting has the same name in both.
+    /// this file is missing. `cgroup_conf` is empty if that file is missing. An `Include` in one of the files counts only
+    /// for the settings of that file.
     #[must_use]
     pub fn parse(slurm_conf: Option<&str>, cgroup_conf: &str) -> Self {
         let has_task_plugin =

@@ -179,9 +179,9 @@ pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) 
     SCHEDULERS.iter().filter(is_running).map(describe).collect()
 }
 
-/// The text of a batch system's configuration, from the first directory that contains one. The directory of the path in
-/// the environment variable of the batch system comes first.
-fn configuration(scheduler: &Scheduler) -> Option<String> {
+/// The texts of a batch system's configuration files, from the first directory that contains them. The directory of the
+/// path in the environment variable of the batch system comes first.
+fn configuration(scheduler: &Scheduler) -> Option<Vec<String>> {
     let path = std::env::var_os(scheduler.config_variable).filter(|_| !scheduler.config_variable.is_empty());
     let path = path.map(PathBuf::from).map(|path| if path.is_file() { parent(&path) } else { path });
     let directories = path.into_iter().chain(scheduler.config_directories.iter().map(PathBuf::from));
@@ -193,15 +193,13 @@ fn parent(path: &Path) -> PathBuf {
     path.parent().map(Path::to_owned).unwrap_or_default()
 }
 
-/// Returns the text of all configuration files of `scheduler` in `directory`. `None` if the first file can't be read.
-fn read_configuration_in(scheduler: &Scheduler, directory: &Path) -> Option<String> {
+/// Returns the text of each configuration file of `scheduler` in `directory`. The text of a file that can't be read is
+/// empty. `None` if the first file can't be read.
+fn read_configuration_in(scheduler: &Scheduler, directory: &Path) -> Option<Vec<String>> {
     let (first, others) = scheduler.config_files.split_first()?;
-    let mut text = read_file_or_directory(directory, first)?;
-    for file in others {
-        text.push('\n');
-        text.push_str(&read_file_or_directory(directory, file).unwrap_or_default());
-    }
-    Some(text)
+    let first = read_file_or_directory(directory, first)?;
+    let others = others.iter().map(|file| read_file_or_directory(directory, file).unwrap_or_default());
+    Some(std::iter::once(first).chain(others).collect())
 }
 
 /// Returns the text of the file `file` in `directory`, or of all files in a subdirectory. `file` means a subdirectory
