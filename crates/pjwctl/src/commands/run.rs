@@ -22,7 +22,7 @@ use pjw_core::cpu_count_variables::{CpuCounts, cpu_count_environment};
 use pjw_core::{cpuset::CpuSet, text::cpus_text};
 use pjw_ipc::call::{Assign, JobParameter};
 use pjw_ipc::client::{Client, ClientError};
-use pjw_ipc::wire::{Core, Job, Warning};
+use pjw_ipc::wire::{Core, Job, Status, Warning};
 use pjw_linux::sys::affinity;
 use pjw_spawn::{CheckError, find_program};
 
@@ -35,7 +35,7 @@ use crate::output;
 
 /// The time between two checks whether the processes of a job have its cores.
 pub(super) const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
-/// How long a job that waits for a core goes on waiting while no pjwd runs.
+/// How long a job that waits for a core goes on waiting while no pjwd runs, or while pjwd is busy.
 const MAX_TIME_WITHOUT_DAEMON: Duration = Duration::from_secs(600);
 /// The number of times that the cores of a new besteffort job may be exchanged before its command starts.
 const MAX_EXCHANGES: u32 = 5;
@@ -143,7 +143,8 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
 /// If the connection `client` breaks, or pjwd answers that it is busy, replaces `client` by a new connection.
 ///
 /// # Errors
-/// If the job is released meanwhile, or if this process can also run on other PUs.
+/// If the job is released meanwhile, if this process can also run on other PUs, or if pjwd gives no status for
+/// [`MAX_TIME_WITHOUT_DAEMON`].
 pub(super) fn wait_for_cores(
     daemon: &DaemonAddress,
     client: &mut Client,
@@ -168,16 +169,7 @@ pub(super) fn wait_for_cores(
             }
         }
         std::thread::sleep(TIME_BETWEEN_CHECKS);
-        let status = match read_status(client) {
-            // The connection of a frozen process is idle, so pjwd may have closed it for another user.
-            Err(error)
-                if error.is_busy() || matches!(error, ClientError::Io(_) | ClientError::Timeout(_)) =>
-            {
-                *client = connect_again(daemon, &job)?;
-                continue;
-            }
-            other => other?,
-        };
+        let status = read_status_persistently(daemon, client, &job.id, MAX_TIME_WITHOUT_DAEMON)?;
         let held = status.jobs.into_iter().find(|other| other.id == job.id);
         job = held.ok_or_else(|| anyhow!("{} was released before it had a core", job.id))?;
     }
@@ -197,30 +189,59 @@ pub(super) fn print_missing_cpuset(client: &mut Client, job: &str, request: &Cor
     }
 }
 
-/// Connects to pjwd again, for the job `job`, which still waits for cores. If no connection can be made, prints the
-/// first error, and tries again for [`MAX_TIME_WITHOUT_DAEMON`]. The job is not registered again, because a restarted
-/// pjwd still knows the job.
+/// Returns the status of pjwd, for the job with the id `job`, which still waits for cores. If the connection `client`
+/// is broken, or pjwd answers that it is busy, replaces `client` by a new connection, and requests the status again. If
+/// this fails too, prints the error once, and tries again for `max_time`. The job is not registered again, because a
+/// restarted pjwd still knows the job.
 ///
 /// # Errors
-/// The last error, if no connection could be made in this time.
-fn connect_again(daemon: &DaemonAddress, job: &Job) -> anyhow::Result<Client> {
+/// The last error, if pjwd gave no status in this time. An error that a new connection does not mend, at once.
+fn read_status_persistently(
+    daemon: &DaemonAddress,
+    client: &mut Client,
+    job: &str,
+    max_time: Duration,
+) -> anyhow::Result<Status> {
+    match read_status(client) {
+        // The connection of a frozen process is idle, so pjwd may have closed it for another user.
+        Err(error) if needs_new_connection(&error) => {}
+        other => return Ok(other?),
+    }
     let begin = Instant::now();
     let mut is_reported = false;
     loop {
-        match daemon.connect() {
-            Ok(client) => return Ok(client),
-            Err(error) if begin.elapsed() > MAX_TIME_WITHOUT_DAEMON => return Err(error),
-            Err(error) if !is_reported => {
-                is_reported = true;
-                output::print_error(&format!(
-                    "{} waits for a core, and for pjwd for at most ten minutes: {error:#}",
-                    job.id
-                ));
+        // `DaemonAddress::connect` can print a warning, which is printed once.
+        let connected = if is_reported {
+            Client::connect(&daemon.path()).map_err(anyhow::Error::from)
+        } else {
+            daemon.connect()
+        };
+        let error = match connected {
+            Err(error) => error,
+            Ok(connected) => {
+                *client = connected;
+                match read_status(client) {
+                    Err(error) if needs_new_connection(&error) => error.into(),
+                    other => return Ok(other?),
+                }
             }
-            Err(_) => {}
+        };
+        if begin.elapsed() > max_time {
+            return Err(error);
+        }
+        if !is_reported {
+            is_reported = true;
+            output::print_error(&format!(
+                "{job} waits for a core, and for pjwd for at most ten minutes: {error:#}"
+            ));
         }
         std::thread::sleep(TIME_BETWEEN_CHECKS);
     }
+}
+
+/// Returns whether a call that failed with `error` can succeed on a new connection.
+fn needs_new_connection(error: &ClientError) -> bool {
+    error.is_busy() || matches!(error, ClientError::Io(_) | ClientError::Timeout(_))
 }
 
 /// Returns the PUs (logical CPUs) that `job`, the job of this process, was granted.
@@ -302,6 +323,9 @@ pub(super) fn default_job_name(program: &OsStr, pid: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
@@ -313,6 +337,25 @@ mod tests {
             assert!(name.ends_with("-4711"), "{name}");
         }
         assert_eq!(default_job_name(OsStr::new("/usr/bin/make"), 7), "make-7");
+    }
+
+    #[test]
+    fn a_pjwd_that_has_too_many_connections_is_given_up_after_the_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("pjwd.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        std::thread::spawn(move || {
+            let busy = r#"{"error":"org.pjw.Warden.Busy","parameters":{"message":"too many connections"}}"#;
+            for stream in listener.incoming() {
+                // The client may have given up.
+                let _ = write!(stream.unwrap(), "{busy}\0");
+            }
+        });
+        let daemon = DaemonAddress { socket: Some(socket) };
+        let mut client = daemon.connect().unwrap();
+        let status = read_status_persistently(&daemon, &mut client, "manual:a", Duration::from_millis(50));
+        let error = status.map(drop).unwrap_err();
+        assert!(error.downcast_ref::<ClientError>().is_some_and(ClientError::is_busy), "{error:#}");
     }
 
     #[test]
