@@ -64,8 +64,8 @@ pub(super) struct InstanceGroup {
     labels: LabelledPipes,
     /// The last ending signal (such as SIGTERM) that pjwctl received.
     ending_signal: Option<i32>,
-    /// Whether an ending signal came during the start, so that no more instances are started.
-    is_start_cancelled: bool,
+    /// The first ending signal that came during the start. It cancelled the start of the remaining instances.
+    start_cancelled_by: Option<i32>,
     /// Signals that came while instances were being started.
     deferred: Vec<ReceivedSignal>,
     running: usize,
@@ -108,7 +108,7 @@ impl InstanceGroup {
             signals,
             labels,
             ending_signal: None,
-            is_start_cancelled: false,
+            start_cancelled_by: None,
             deferred: Vec::new(),
             running: 0,
             begun: 0,
@@ -229,7 +229,7 @@ impl InstanceGroup {
         // A program may also handle such a signal and go on.
         let has_ended_an_instance =
             self.ending_signal.is_some() && self.states.iter().any(InstanceState::has_ended_by_signal);
-        let timeout = if self.is_start_cancelled || has_ended_an_instance {
+        let timeout = if self.start_cancelled_by.is_some() || has_ended_an_instance {
             PollTimeout::from(MAX_STALL_AFTER_SIGNAL)
         } else {
             PollTimeout::NONE
@@ -239,12 +239,19 @@ impl InstanceGroup {
             let more = self.failure_lines - MAX_FAILURE_LINES;
             self.print_message(&format!("{more} more instances failed; --json lists all"));
         }
-        let not_started = self.states.iter().filter(|state| state.was_not_started()).count();
-        if let Some(signal) = self.ending_signal.filter(|_| not_started > 0) {
-            let were = if not_started == 1 { "instance was" } else { "instances were" };
-            self.print_message(&format!("{not_started} {were} not started after signal {signal}"));
+        if let Some(message) = self.not_started_message() {
+            self.print_message(&message);
         }
         self.labels.print_all(timeout);
+    }
+
+    /// Returns how many instances were not started after the signal that cancelled the start, as a text for users.
+    /// `None` if there are none.
+    fn not_started_message(&self) -> Option<String> {
+        let signal = self.start_cancelled_by?;
+        let count = self.states.iter().filter(|state| state.was_not_started()).count();
+        let were = if count == 1 { "instance was" } else { "instances were" };
+        (count > 0).then(|| format!("{count} {were} not started after signal {signal}"))
     }
 
     /// Prints `message` to standard error, as [`print_error`](crate::output::print_error) does, but does not wait for
@@ -266,20 +273,21 @@ impl InstanceGroup {
         TemplateUse { begun: self.begun, ..self.templates.clone() }
     }
 
-    /// Returns the exit code of pjwctl: the highest exit code of an instance. An instance that was not started because
-    /// of a signal, or that got this signal and was not waited for, has 128 plus the number of the signal. Returns 1 if labelled output could not be printed, or if no
-    /// instance was started for another reason than a signal and none failed to start.
+    /// Returns the exit code of pjwctl: the highest exit code of an instance ([`InstanceState::exit_code`]). Returns 1
+    /// if labelled output could not be printed, or if no instance was started for another reason than a signal and none
+    /// failed to start.
     pub(super) fn exit_code(&self) -> ExitCode {
         if self.labels.has_failed() {
             return ExitCode::FAILURE;
         }
         if self.begun == 0
-            && self.ending_signal.is_none()
+            && self.start_cancelled_by.is_none()
             && self.states.iter().all(|state| state.error.is_none())
         {
             return ExitCode::FAILURE;
         }
-        ExitCode::from(self.states.iter().map(|state| state.exit_code(self.ending_signal)).max().unwrap_or(0))
+        let code = |state: &InstanceState| state.exit_code(self.start_cancelled_by, self.ending_signal);
+        ExitCode::from(self.states.iter().map(code).max().unwrap_or(0))
     }
 
     /// Returns how long the start of all instances took: the time from the creation of the first process until the last
@@ -344,7 +352,7 @@ impl InstanceGroup {
 
     /// Records the result of the start of the instance with the rank `rank`. `index` is the index of its batch. If the
     /// start failed, prints a message. Otherwise adds the instance to the epoll set, in which pjwctl waits for its end.
-    /// If a signal to pjwctl has cancelled the start of the remaining instances, sends this signal to the instance too.
+    /// If signals to pjwctl have cancelled the start of the remaining instances, sends the last of them to the instance.
     /// Fails if the epoll set does not accept the instance.
     fn record_start_result(
         &mut self,
@@ -433,7 +441,7 @@ impl InstanceGroup {
         let is_starting = batches.peek().is_some();
         if is_starting && signal.is_ending {
             batches.for_each(|(batch, _)| batch.cancel());
-            self.is_start_cancelled = true;
+            self.start_cancelled_by.get_or_insert(signal.number);
         }
         if is_starting && !signal.is_ending {
             self.deferred.push(signal);

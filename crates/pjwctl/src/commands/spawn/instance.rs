@@ -53,15 +53,17 @@ impl InstanceState {
             && self.began.is_some_and(|began| began.elapsed() < START_OF_A_TASK)
     }
 
-    /// Returns the exit code of this instance, in the form that shells use. `ending_signal` is the last ending signal
-    /// (such as SIGTERM) that pjwctl received. pjwctl has sent it to the instances that had begun.
+    /// Returns the exit code of this instance, in the form that shells use. `start_cancelled_by` is the ending signal
+    /// (such as SIGTERM) that cancelled the start of the remaining instances. `ending_signal` is the last ending signal
+    /// that pjwctl received. pjwctl has sent it to the instances that had begun.
     ///
     /// - If the instance was killed by a signal: 128 plus the number of the signal.
     /// - If the program could not be executed: 127 if the program, or its interpreter, does not exist, 126 otherwise.
     /// - If an earlier step of the start failed, such as the creation of the process: 1.
     /// - If the instance has ended and its exit status is unknown: 1.
-    /// - If the instance was not started, or has not ended: 128 plus `ending_signal`, and 0 without such a signal.
-    pub(super) fn exit_code(&self, ending_signal: Option<i32>) -> u8 {
+    /// - If the instance was not started: 128 plus `start_cancelled_by`, and 0 without such a signal.
+    /// - If the instance has begun and was not waited for: 128 plus `ending_signal`, and 0 without such a signal.
+    pub(super) fn exit_code(&self, start_cancelled_by: Option<i32>, ending_signal: Option<i32>) -> u8 {
         let of_signal = |signal| u8::try_from(signal).unwrap_or(0).saturating_add(128);
         match (self.exit, self.error) {
             (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
@@ -70,6 +72,7 @@ impl InstanceState {
             (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
             (None, Some(_)) => NOT_EXECUTABLE,
             (None, None) if self.has_unknown_end => 1,
+            (None, None) if self.was_not_started() => start_cancelled_by.map_or(0, of_signal),
             (None, None) => ending_signal.map_or(0, of_signal),
         }
     }
@@ -176,16 +179,21 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_that_got_the_ending_signal_and_was_not_waited_for_has_the_exit_code_of_this_signal() {
+    fn an_instance_without_an_end_has_the_exit_code_of_the_signal_that_it_got_or_that_cancelled_its_start() {
+        let not_started = InstanceState::default();
         let begun = InstanceState { pid: Some(1), ..InstanceState::default() };
-        let lost = InstanceState { has_unknown_end: true, ..InstanceState::default() };
-        for (state, ending_signal, expected) in [
-            (&begun, None, 0),
-            (&begun, Some(15), 143),
-            (&InstanceState::default(), Some(3), 131),
-            (&lost, Some(15), 1),
+        let lost = InstanceState { pid: Some(1), has_unknown_end: true, ..InstanceState::default() };
+        for (state, start_cancelled_by, ending_signal, expected) in [
+            (&begun, None, None, 0),
+            (&begun, None, Some(15), 143),
+            (&begun, Some(2), Some(15), 143),
+            (&not_started, None, Some(15), 0),
+            (&not_started, Some(3), Some(3), 131),
+            (&not_started, Some(2), Some(15), 130),
+            (&lost, Some(2), Some(15), 1),
         ] {
-            assert_eq!(state.exit_code(ending_signal), expected, "{state:?} {ending_signal:?}");
+            let code = state.exit_code(start_cancelled_by, ending_signal);
+            assert_eq!(code, expected, "{state:?} {start_cancelled_by:?} {ending_signal:?}");
         }
     }
 
@@ -193,7 +201,7 @@ mod tests {
     fn only_a_failed_execution_has_the_exit_codes_of_a_shell() {
         let code = |step, errno| {
             let error = Some(SpawnError { step, errno });
-            InstanceState { error, ..InstanceState::default() }.exit_code(None)
+            InstanceState { error, ..InstanceState::default() }.exit_code(None, None)
         };
         assert_eq!(code(SpawnStep::Exec, Errno::ENOENT), 127);
         assert_eq!(code(SpawnStep::Exec, Errno::EACCES), 126);

@@ -35,7 +35,25 @@ fn an_instance_whose_exit_status_another_has_taken_counts_as_ended_and_as_failed
     nix::sys::wait::waitpid(pid, None).unwrap();
     group.wait_until_begun().unwrap();
     group.wait_until_ended().unwrap();
-    assert_eq!((group.running, group.states[0].exit_code(None), group.failure_lines), (0, 1, 1));
+    assert_eq!((group.running, group.states[0].exit_code(None, None), group.failure_lines), (0, 1, 1));
+}
+
+#[test]
+fn a_signal_after_the_start_is_not_the_reason_why_instances_were_not_started() {
+    let (instances, _) = sleeping(1002, 1);
+    let program = Program { context: SpawnContext::new("sleep").unwrap(), instances };
+    let mut group = InstanceGroup::start(vec![program], LabelledPipes::default(), None).unwrap();
+    // An instance whose start has no result, as after a cancelled start.
+    group.states.push(InstanceState::default());
+    let signal =
+        |signal: Signal| ReceivedSignal { number: signal as i32, is_from_terminal: false, is_ending: true };
+    group.forward_signal(signal(Signal::SIGINT));
+    group.wait_until_begun().unwrap();
+    group.forward_signal(signal(Signal::SIGTERM));
+    group.wait_until_ended().unwrap();
+    let message = group.not_started_message().unwrap();
+    assert!(message.ends_with("not started after signal 2"), "{message}");
+    assert_eq!(group.states[1].exit_code(group.start_cancelled_by, group.ending_signal), 130);
 }
 
 /// `sleep` for a time that no other process sleeps. Returns its instances, and the command line of each.
