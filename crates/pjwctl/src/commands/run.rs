@@ -240,7 +240,7 @@ fn read_status_persistently(
 }
 
 /// Returns whether a call that failed with `error` can succeed on a new connection.
-fn needs_new_connection(error: &ClientError) -> bool {
+pub(super) fn needs_new_connection(error: &ClientError) -> bool {
     error.is_busy() || matches!(error, ClientError::Io(_) | ClientError::Timeout(_))
 }
 

@@ -8,6 +8,7 @@ mod doctor;
 mod reports;
 mod run;
 mod simulate;
+mod spawn;
 mod stack;
 mod usage;
 

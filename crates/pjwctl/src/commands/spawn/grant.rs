@@ -58,7 +58,7 @@ impl Grant {
     /// - if this process belongs to another job, and neither `--job` nor an option about cores was given.
     ///
     /// # Errors
-    /// If pjwd can't be reached, or refuses the job. If this process belongs to a job of a batch system, and an option
+    /// If pjwd can't be reached, is busy, or refuses the job. If this process belongs to a job of a batch system, and an option
     /// was given that only a job of pjwd can have.
     pub(super) fn obtain(
         daemon: &DaemonAddress,
@@ -82,7 +82,8 @@ impl Grant {
         let assign = Self::job_request(request, size, program, pid)?;
         let refusal = match call_for_field(&mut client, "Assign", &assign, "job") {
             Ok(job) => return Self::of_new_job(daemon, client, job),
-            Err(refusal @ ClientError::Refused { .. }) => refusal,
+            // A busy daemon says nothing about the cores.
+            Err(refusal @ ClientError::Refused { .. }) if !refusal.is_busy() => refusal,
             Err(error) => return Err(error.into()),
         };
         match own_job(&mut client, pid) {
@@ -90,7 +91,7 @@ impl Grant {
                 if is_batch_system_job(&job) {
                     check_batch_system_options(&job, request)?;
                 }
-                Self::of_own_job(&mut client, job)
+                Self::of_own_job(daemon, &mut client, job)
             }
             // The options ask for other cores than those of the job of this process: it leaves that job for a new one.
             Some(_) if assign.keep_members.is_some() => {
@@ -135,7 +136,7 @@ impl Grant {
         let granted = run::wait_for_cores(daemon, &mut client, job, false);
         match granted.and_then(|cpus| take_whole_grant(&cpus, &id).map(|()| cpus)) {
             Ok(cpus) => {
-                let (directory, cpu_count_variables) = directory_and_variables(&mut client, &id);
+                let (directory, cpu_count_variables) = directory_and_variables(daemon, &mut client, &id);
                 let origin = CpuOrigin::Warden;
                 Ok(Self { cpus, origin, job: Some(id), directory, cpu_count_variables, client: Some(client) })
             }
@@ -147,8 +148,8 @@ impl Grant {
     }
 
     /// The cores of the job that this process belongs to.
-    fn of_own_job(client: &mut Client, job: String) -> anyhow::Result<Self> {
-        let (directory, cpu_count_variables) = directory_and_variables(client, &job);
+    fn of_own_job(daemon: &DaemonAddress, client: &mut Client, job: String) -> anyhow::Result<Self> {
+        let (directory, cpu_count_variables) = directory_and_variables(daemon, client, &job);
         let origin = if is_batch_system_job(&job) { CpuOrigin::BatchSystem } else { CpuOrigin::Warden };
         Ok(Self { cpus: own_mask()?, origin, job: Some(job), directory, cpu_count_variables, client: None })
     }
@@ -196,9 +197,22 @@ fn own_job(client: &mut Client, pid: u32) -> Option<String> {
 }
 
 /// Returns the directory with the core map of the job `job`, and the variables that tell an instance the size of its
-/// part. If the status of the daemon can't be read, there is no directory, and the variables are the default ones.
-fn directory_and_variables(client: &mut Client, job: &str) -> (Option<PathBuf>, Vec<CpuCountVariable>) {
-    match read_status(client) {
+/// part. If the connection `client` is broken, or pjwd answers that it is busy, replaces `client` by a new connection,
+/// and requests the status once more. If the status can't be read, there is no directory, and the variables are the
+/// default ones.
+fn directory_and_variables(
+    daemon: &DaemonAddress,
+    client: &mut Client,
+    job: &str,
+) -> (Option<PathBuf>, Vec<CpuCountVariable>) {
+    let mut status = read_status(client);
+    if status.as_ref().is_err_and(run::needs_new_connection)
+        && let Ok(connected) = daemon.connect()
+    {
+        *client = connected;
+        status = read_status(client);
+    }
+    match status {
         Ok(status) => (job_directory(&status, job), cpu_count_variables(&status)),
         Err(_) => (None, CpuCountVariable::defaults()),
     }

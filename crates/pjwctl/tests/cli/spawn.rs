@@ -1,0 +1,46 @@
+//! `spawn` with a daemon that is busy.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pjw_ipc::call::{Call, Reply};
+use pjw_ipc::wire::{Job, Status};
+
+use super::daemon::{CallReplies, Daemon};
+use super::run::own_cpus;
+use super::{answer, assert_refused, pjwctl};
+
+#[test]
+fn a_busy_daemon_has_not_refused_the_number_of_cores() {
+    let daemon = Daemon::start(|_| CallReplies::busy("too many connections: try again later"));
+    let answer = answer(&mut pjwctl(&daemon.socket(), &["spawn", "-n", "4", "--", "echo", "started"]));
+    assert_refused(&answer, "too many connections");
+    assert_eq!(answer.stderr, "pjwctl: nothing was started: too many connections: try again later\n");
+    assert!(matches!(daemon.calls()[..], [Call::Assign(_)]), "{:?}", daemon.calls());
+}
+
+#[test]
+fn instances_have_the_variables_that_the_daemon_names_also_if_it_was_busy_once() {
+    let statuses = AtomicUsize::new(0);
+    let daemon = Daemon::start(move |call| {
+        CallReplies::reply(match call {
+            Call::GetStatus if statuses.fetch_add(1, Ordering::Relaxed) == 0 => {
+                return CallReplies::busy("pjwd closed this idle connection");
+            }
+            Call::GetStatus => {
+                let variables = Some(vec!["N=cores".to_owned()]);
+                Reply::Status { status: Arc::new(Status { variables, ..Status::default() }) }
+            }
+            Call::Assign(request) => {
+                let (id, cpus) = (request.job.clone(), own_cpus());
+                Reply::Job { job: Job { id, cpus, state: "running".into(), ..Job::default() } }
+            }
+            Call::Release(_) => Reply::Released { released: vec![] },
+            other => panic!("{other:?}"),
+        })
+    });
+    let script = "echo ${N:+set}";
+    let mut command = pjwctl(&daemon.socket(), &["spawn", "-n", "1", "--", "sh", "-c", script]);
+    let answer = answer(command.env_remove("N"));
+    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "set\n"), "{answer:?}");
+}
