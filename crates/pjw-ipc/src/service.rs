@@ -17,9 +17,10 @@ use crate::call::{Call, CallError, Reply};
 pub struct ServerLimits {
     /// The maximum number of open connections, of all users together. If no connection is left for a user without
     /// any, the server closes an idle connection of the user with most, except root and the user of the server's
-    /// process. A connection is idle while the server waits for a request, or for the next reply of a series. For the
-    /// only connection of a user, [`ServerLimits::min_idle_time`] says more. The client gets the error
-    /// [`CallError::Busy`] before its connection is closed.
+    /// process. A connection is idle while the server waits for a request, or for the next reply of a series. A
+    /// connection on which the server has waited for a request for less than 1 s is closed only if there is no other,
+    /// unless its user has more than eight. For the only connection of a user, [`ServerLimits::min_idle_time`] says
+    /// more. The client gets the error [`CallError::Busy`] before its connection is closed.
     pub max_connections: usize,
     /// The number of connections that are reserved for administrators: root and the user of the server's
     /// process. All other users together can have at most [`ServerLimits::max_connections`] minus this number

@@ -10,6 +10,13 @@ use tokio::sync::Notify;
 
 use crate::service::ServerLimits;
 
+/// The grace time of a connection, from the moment at which the server begins to wait for a request on it. The client
+/// may be between two requests, or the server has not read its request yet.
+const GRACE_TIME: Duration = Duration::from_secs(1);
+/// The most connections of a user whose connections have a grace time. Without this limit, a user could keep many
+/// connections by a request on each of them every second, and the users with few would lose theirs.
+const MAX_CONNECTIONS_WITH_GRACE_TIME: usize = 8;
+
 /// The open connections, in the order in which they were accepted.
 #[derive(Debug)]
 pub(crate) struct Connections {
@@ -97,6 +104,8 @@ impl Connections {
     /// - A user with several connections can lose each idle one.
     /// - The only connection of a user must have waited for a request for at least `min_idle_time`. It is kept while it
     ///   waits for the next reply of a series.
+    /// - A connection that has waited for a request for less than [`GRACE_TIME`] is chosen only if there is no other.
+    ///   Except: the connections of a user with more than [`MAX_CONNECTIONS_WITH_GRACE_TIME`] have no grace time.
     /// - Administrators lose none.
     fn displace_one(&self, min_idle_time: Duration) -> bool {
         let mut open = self.open.borrow_mut();
@@ -107,11 +116,14 @@ impl Connections {
         let candidates = open.iter().filter_map(|(&number, connection)| {
             let (awaited, since) = connection.idle.get()?;
             let count = counts.get(&connection.uid).copied()?;
-            let is_unused = awaited == Awaited::Request && since.elapsed() >= min_idle_time;
+            let (awaits_request, idle_time) = (awaited == Awaited::Request, since.elapsed());
+            let is_unused = awaits_request && idle_time >= min_idle_time;
             let can_be_closed = !self.is_administrator(connection.uid) && (count > 1 || is_unused);
-            can_be_closed.then_some((count, Reverse((since, number))))
+            let has_grace =
+                awaits_request && idle_time < GRACE_TIME && count <= MAX_CONNECTIONS_WITH_GRACE_TIME;
+            can_be_closed.then_some((Reverse(has_grace), count, Reverse((since, number))))
         });
-        let number = candidates.max().map(|(_, Reverse((_, number)))| number);
+        let number = candidates.max().map(|(_, _, Reverse((_, number)))| number);
         let chosen = number.and_then(|number| open.remove(&number));
         if let Some(connection) = &chosen {
             connection.displaced.notify_one();
@@ -267,6 +279,51 @@ mod tests {
         drop(idle);
         drop((slots, first, second, third));
         assert_eq!(connections.count(), 0, "each slot was freed once");
+    }
+
+    /// Returns a time so long ago that the grace time is over, and one at which it has not begun. A slow test changes
+    /// neither.
+    fn before_and_in_grace_time() -> (Instant, Instant) {
+        let now = Instant::now();
+        (now.checked_sub(2 * GRACE_TIME).unwrap(), now + Duration::from_secs(3600))
+    }
+
+    #[test]
+    fn a_connection_between_two_requests_is_displaced_only_if_there_is_no_other() {
+        let connections = Connections::new(OWN);
+        let limits = ServerLimits { max_connections: 20, max_connections_per_user: 3, ..LIMITS };
+        let slots = [7, 7, 7, 8, 8, 9, 9].map(|uid| connections.take_slot(uid, &limits).unwrap());
+        let displaced = || (0..7).filter(|&index| is_displaced(&slots[index])).collect::<Vec<usize>>();
+        let (early, recent) = before_and_in_grace_time();
+        slots[0].connection.idle.set(Some((Awaited::Request, recent)));
+        slots[3].connection.idle.set(Some((Awaited::Request, early)));
+        slots[5].connection.idle.set(Some((Awaited::Reply, recent)));
+        let full = ServerLimits { max_connections: 9, ..limits };
+        let first = connections.take_slot(10, &full);
+        assert!(first.is_some());
+        assert_eq!(displaced(), [3], "the user 7 has more, and may be about to send a request");
+        let second = connections.take_slot(11, &full);
+        assert!(second.is_some());
+        assert_eq!(displaced(), [3, 5], "a client that waits for events sends no request");
+        let third = connections.take_slot(12, &full);
+        assert!(third.is_some());
+        assert_eq!(displaced(), [0, 3, 5], "there is no other");
+    }
+
+    #[test]
+    fn requests_on_many_connections_do_not_keep_them_at_the_cost_of_users_with_few() {
+        let connections = Connections::new(OWN);
+        let many = MAX_CONNECTIONS_WITH_GRACE_TIME + 1;
+        let limits = ServerLimits { max_connections: 100, max_connections_per_user: many, ..LIMITS };
+        let slots: Vec<Slot> = (0..many).map(|_| connections.take_slot(7, &limits).unwrap()).collect();
+        let others = [8, 8].map(|uid| connections.take_slot(uid, &limits).unwrap());
+        let (early, recent) = before_and_in_grace_time();
+        slots[0].connection.idle.set(Some((Awaited::Request, recent)));
+        others[0].connection.idle.set(Some((Awaited::Request, early)));
+        // All slots that are not reserved are taken.
+        let full = ServerLimits { max_connections: many + 2 + LIMITS.reserved_connections, ..limits };
+        let newcomer = connections.take_slot(9, &full);
+        assert!(newcomer.is_some() && is_displaced(&slots[0]) && !is_displaced(&others[0]));
     }
 
     #[test]
