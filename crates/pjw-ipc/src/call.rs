@@ -343,8 +343,8 @@ pub enum CallError {
     Refused(String),
     /// The caller has no permission for this call. The text contains the reason.
     NotAllowed(String),
-    /// The daemon can't serve the call now, because it is stopping, or because there are too many
-    /// connections, requests or unread replies. The text contains the reason.
+    /// The daemon can't serve the call now, because it is stopping, because there are too many connections, requests or
+    /// unread replies, or because it has closed this idle connection for another user. The text contains the reason.
     Busy(String),
     /// The method belongs to an unknown Varlink interface. The text is the name of the interface.
     InterfaceNotFound(String),

@@ -1,5 +1,6 @@
 //! The host: the process that owns the address space of the tasks. It answers requests, and frees the slots of tasks
-//! that have ended. It ends when no more requests can come and no task lives.
+//! that have ended. It ends when no more requests can come and no task lives. It also ends, while tasks live, if it can't
+//! receive a request or send an answer: its parent then learns of this by the end of the host.
 //!
 //! The host is a fork of a process with several threads, and has given up its heap: nothing here allocates or locks.
 
@@ -124,7 +125,7 @@ pub(super) struct Host<'a> {
 pub(super) type TaskStartFailure = (SpawnStep, Errno);
 
 /// Runs the calling process as the host: the process that owns the address space of the tasks. The host starts tasks on
-/// request, and exits when the last task has ended and no more requests can come.
+/// request, and exits when the last task has ended and no more requests can come, or after a failure ([`Host::serve`]).
 pub(super) fn run(plan: &HostParameters) -> ! {
     let code = match leave_parent(plan) {
         Ok((first_own, socket)) => serve_requests(plan, first_own, socket.as_fd()),
@@ -161,9 +162,9 @@ fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFail
     Ok((first_own, socket))
 }
 
-/// Makes the host ready, reports this to the parent over `socket`, and serves requests until no more can come and the
-/// last task has ended. If the host can't be made, reports the failed step instead. Returns the exit code for the
-/// process. Descriptors from `first_own` on are the host's own.
+/// Makes the host ready, reports this to the parent over `socket`, and serves requests until [`Host::serve`] returns. If
+/// the host can't be made, reports the failed step instead. Returns the exit code for the process. Descriptors from
+/// `first_own` on are the host's own.
 fn serve_requests(plan: &HostParameters, first_own: RawFd, socket: BorrowedFd<'_>) -> i32 {
     match Host::prepare(plan, first_own, socket) {
         Ok(mut host) => {
@@ -266,8 +267,10 @@ impl<'a> Host<'a> {
     }
 
     /// Starts a task (a process in the shared address space) for each request of the parent, and handles the ends of
-    /// tasks. Returns when the last task has ended and no more requests can come. Returns the exit code of the host: 0,
-    /// or 1 if epoll_wait(2) failed or a parent that may wait for an answer gets none.
+    /// tasks. Returns the exit code of the host:
+    ///
+    /// - 0 when the last task has ended and no more requests can come.
+    /// - 1 if epoll_wait(2) failed, or if a parent that may wait for an answer gets none. Tasks may still live.
     fn serve(&mut self) -> i32 {
         let mut may_get_more = true;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MAX_EVENTS as usize];
