@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pjw_core::command::Command;
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetSupport};
 use pjw_core::event::EventKind;
 use pjw_core::policy::Policy;
 use pjw_core::ports::MachineInterface;
@@ -41,6 +41,26 @@ fn a_child_that_was_born_in_the_cpuset_returns_to_the_original_cgroup_of_its_par
     }
     m.settle();
     assert_eq!([6, 8, 9].map(|pid| m.process(pid).cgroup.clone()), ["/", session, session]);
+}
+
+#[test]
+fn each_of_thousands_of_nested_processes_returns_to_the_original_cgroup_of_the_first() {
+    let session = "/user.slice/user-1001.slice/session-1.scope";
+    let mut m = machine();
+    m.spawn(6, 1, 0);
+    m.spawn(7, 1, 0).cgroup = session.to_owned();
+    m.assign("a", 2, &[6, 7]).unwrap();
+    let nested = 8..5008;
+    for pid in nested.clone() {
+        m.spawn(pid, pid - 1, 0);
+    }
+    let snapshot = m.scan();
+    let decision = m.decide(&snapshot, &[Command::Release { job: job("a"), caller: ROOT }]);
+    let returns = decision.plan.cpuset_actions.iter().filter(|action| {
+        matches!(&action.change, CpusetChange::MoveBack { process, to, .. }
+            if nested.contains(&process.pid.0) && to == session)
+    });
+    assert_eq!(returns.count(), nested.len());
 }
 
 #[test]

@@ -10,6 +10,7 @@
 //! masks keep the job on its grant, except if the cpuset is an isolated partition.
 
 pub(crate) mod moves;
+mod origins;
 mod placement;
 pub(crate) mod planned;
 mod removal;
@@ -19,9 +20,10 @@ use alloc::sync::Arc;
 
 use crate::basics::{ProcessId, Uid, cpus_text, prelude::*};
 use crate::phases::cpusets::moves::{
-    has_members, members_forked_inside, members_in_other_cpusets, members_to_move_in, original_cgroup,
-    processes_that_left, why_unmovable,
+    has_members, members_forked_inside, members_in_other_cpusets, members_to_move_in, processes_that_left,
+    why_unmovable,
 };
+use crate::phases::cpusets::origins::OriginSearch;
 use crate::phases::cpusets::placement::{CpusetPlacement, placement_of};
 use crate::phases::cpusets::planned::{
     PendingCpusetChanges, journal_requested_masks, plan_move_back, push_cpuset_change,
@@ -339,9 +341,10 @@ fn write_reason(job_cpuset: &JobCpuset, found: Option<&Cpuset>) -> String {
 /// is the cgroup from which the process came into that cpuset, if that is known.
 fn record_move(draft: &mut CycleDraft<'_>, process: ProcessId, from: &str, to: &str) -> String {
     // The original cgroup of a process in another cpuset of pjw is the cgroup before that move.
-    let other = draft.state.cpusets.enclosing_cpuset(from);
-    let origin = other.and_then(|managed| original_cgroup(draft.state, process, &managed.job_cpuset.path));
-    let origin = origin.unwrap_or_else(|| from.to_owned());
+    let state = &*draft.state;
+    let other = state.cpusets.enclosing_cpuset(from).map(|managed| managed.job_cpuset.path.as_str());
+    let origin = other.and_then(|path| OriginSearch::new(state, path).original_cgroup(process));
+    let origin = origin.unwrap_or(from).to_owned();
     draft.record_cpuset(CpusetRecord::Moved { process, from: origin.clone(), to: to.to_owned() });
     origin
 }

@@ -1,12 +1,12 @@
 //! The cgroups of processes: which process may be moved into a job's cpuset, and to which cgroup it returns.
 
 use crate::basics::{CpuSet, Pid, ProcessId, cgroup_and_ancestor_paths, is_cgroup_within, prelude::*};
-use crate::phases::cpusets::planned::allows_every_pu;
-use crate::phases::{draft::CycleDraft, membership::ancestors};
+use crate::phases::cpusets::{origins::OriginSearch, planned::allows_every_pu};
+use crate::phases::draft::CycleDraft;
 use crate::state::{KnownProcess, Member, WardenState};
 use crate::terms::{
     CgroupCreator, CpusetHierarchy, JobCpuset, JobId, JobIdAttribute, JobReference, MembershipEvidence,
-    Policy, Process,
+    Policy,
 };
 
 /// The prefixes of the names of scopes that contain processes which users started: logins, systemd-run(1), terminals
@@ -91,62 +91,37 @@ fn is_free_to_leave(cgroup: &str, policy: &Policy) -> bool {
 
 /// Returns those of `members` (processes of a job) that were forked in the cgroup of `job_cpuset`, each with its
 /// original cgroup. This is the cgroup from which pjw moved the nearest ancestor into the cpuset (see
-/// [`original_cgroup`]). Leaves out the processes whose original cgroup is unknown or already recorded.
+/// [`OriginSearch::original_cgroup`]). Leaves out the processes whose original cgroup is unknown or already recorded.
 pub(super) fn members_forked_inside(
     draft: &CycleDraft<'_>,
     job_cpuset: &JobCpuset,
     members: &[&Member],
 ) -> Vec<(ProcessId, String)> {
     let state = &*draft.state;
+    let mut search = OriginSearch::new(state, &job_cpuset.path);
     let with_origin = |member: &&Member| {
         let is_inside = state.process(member.id.pid)?.is_in_cgroup(&job_cpuset.path);
         if !is_inside || state.cpusets.was_moved_into_cpuset_at(member.id, &job_cpuset.path) {
             return None;
         }
-        Some((member.id, original_cgroup(state, member.id, &job_cpuset.path)?))
+        Some((member.id, search.original_cgroup(member.id)?.to_owned()))
     };
     members.iter().filter_map(with_origin).collect()
 }
 
-/// Returns the path of the original cgroup of `process`, to which pjw can move the process back from the cpuset at the
-/// path `job_cpuset`. This is the first of these cgroups that is known:
-///
-/// 1. The cgroup from which pjw moved the process into a cpuset.
-/// 2. The cgroup from which pjw moved the nearest ancestor. The search follows the parents as [`ancestors`] does, and
-///    ends at the first ancestor that is not in this cpuset and was never moved into a cpuset of pjw.
-/// 3. The cgroup from which the first process in this cpuset came.
-///
-/// Returns `None` if none of these cgroups is known.
-pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
-    let was_inside = |process: &&Process| {
-        process.is_in_cgroup(job_cpuset) || state.cpusets.was_moved_into_any_cpuset(process.id)
-    };
-    let known = state.process(process.pid);
-    let above = known.into_iter().flat_map(|process| ancestors(state, process)).map(|above| &above.process);
-    let ancestry = known.into_iter().chain(above.take_while(was_inside));
-    state.cpusets.original_cgroup(ancestry.map(|process| process.id), job_cpuset).map(str::to_owned)
-}
-
-/// Returns the path of the original cgroup of `process`, if pjw can move the process back to it now from the cpuset at
-/// the path `job_cpuset`. `None` if the original cgroup is unknown, if the process can't be moved, or if pjw is still
-/// moving the process for another job.
-fn cgroup_to_return_to(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
-    let cpusets = &state.cpusets;
-    let is_movable = cpusets.move_error(process).is_none() && !cpusets.delayed_changes.is_moving(process);
-    original_cgroup(state, process, job_cpuset).filter(|_| is_movable)
-}
-
 /// Returns the processes in the cpuset at `path`, each with its original cgroup (the cgroup to which pjw moves the
-/// process back). The cgroup is `None` in the same cases as the result of [`cgroup_to_return_to`].
+/// process back). The cgroup is `None` in the same cases as the result of [`OriginSearch::cgroup_to_return_to`].
 pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(ProcessId, Option<String>)> {
     let inside = state.processes.processes_in_cgroup(path).map(|known| &known.process);
     let inside = inside.filter(|process| process.id.pid != Pid(1));
-    inside.map(|process| (process.id, cgroup_to_return_to(state, process.id, path))).collect()
+    let mut search = OriginSearch::new(state, path);
+    inside.map(|process| (process.id, search.cgroup_to_return_to(process.id))).collect()
 }
 
 /// Returns the processes in the cpuset `job_cpuset` that have left its job, each with its original cgroup, to which it
-/// is moved back. The cgroup is `None` in the same cases as the result of [`cgroup_to_return_to`]. Processes can
-/// leave only a provision (a job whose cores are promised to a service), so the result is empty for any other job.
+/// is moved back. The cgroup is `None` in the same cases as the result of [`OriginSearch::cgroup_to_return_to`].
+/// Processes can leave only a provision (a job whose cores are promised to a service), so the result is empty for any
+/// other job.
 pub(super) fn processes_that_left(
     state: &WardenState,
     job_cpuset: &JobCpuset,
@@ -171,8 +146,8 @@ pub(super) fn processes_that_left(
 
 /// Returns the processes of the job `id` that are in the cpuset of another job, and must leave it because the job `id`
 /// holds no cores. Each item is the process, this cpuset, and the path of the original cgroup, to which the process can
-/// be moved back. The path is `None` in the same cases as the result of [`cgroup_to_return_to`]. Leaves out these
-/// processes:
+/// be moved back. The path is `None` in the same cases as the result of [`OriginSearch::cgroup_to_return_to`]. Leaves
+/// out these processes:
 ///
 /// - A process in the cgroup of a batch system: see [`members_in_scheduler_cgroups`].
 /// - A process whose threads were not read yet, except in the cpuset of a borrower: a kernel before Linux 6.2 replaces
@@ -184,6 +159,7 @@ pub(super) fn members_in_other_cpusets(
     state: &WardenState,
     id: &JobId,
 ) -> Vec<(ProcessId, JobCpuset, Option<String>)> {
+    let mut searches: BTreeMap<&str, OriginSearch<'_>> = BTreeMap::new();
     let to_leave = |member: &Member| {
         let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
         let job_cpuset = &state.cpusets.enclosing_cpuset(cgroup)?.job_cpuset;
@@ -192,8 +168,9 @@ pub(super) fn members_in_other_cpusets(
         if job_cpuset.job == *id || !may_leave {
             return None;
         }
-        let origin = cgroup_to_return_to(state, member.id, &job_cpuset.path);
-        Some((member.id, job_cpuset.clone(), origin))
+        let path = job_cpuset.path.as_str();
+        let search = searches.entry(path).or_insert_with(|| OriginSearch::new(state, path));
+        Some((member.id, job_cpuset.clone(), search.cgroup_to_return_to(member.id)))
     };
     state.members_of(id).filter_map(to_leave).collect()
 }

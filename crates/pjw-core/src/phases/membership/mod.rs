@@ -362,19 +362,19 @@ fn job_by_environment<'a>(
     })
 }
 
-/// Iterates over the known ancestors of a process. The parent comes first. Ends before the first ancestor that the
-/// state does not contain, or whose pid now belongs to a process that started later than its child.
+/// Returns the parent of `process`. `None` if the state does not contain the parent, or if the pid of the parent now
+/// belongs to a process that started later than `process`.
+pub(crate) fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a KnownProcess> {
+    state.processes.get(&process.parent).filter(|known| known.process.id.start <= process.id.start)
+}
+
+/// Iterates over the known ancestors of a process. The parent comes first. Ends where [`parent_of`] returns `None`.
 pub(crate) fn ancestors<'a>(
     state: &'a WardenState,
     process: &'a Process,
 ) -> impl Iterator<Item = &'a KnownProcess> {
-    let (mut next, mut start) = (process.parent, process.id.start);
-    (0..MAX_GENERATIONS).map_while(move |_| {
-        // A process that started after the child is not its parent: it has the process id of a parent that has ended.
-        let known = state.processes.get(&next).filter(|known| known.process.id.start <= start)?;
-        (next, start) = (known.process.parent, known.process.id.start);
-        Some(known)
-    })
+    let parent = parent_of(state, process);
+    core::iter::successors(parent, move |known| parent_of(state, &known.process)).take(MAX_GENERATIONS)
 }
 
 /// Whether the process is a helper of a batch system, and so does not belong to the job `job`. A process of the job's
