@@ -24,14 +24,20 @@ const OTHERS_MAY_WRITE: u32 = 0o002;
 /// If the directory can't be created, is not a directory, or belongs to another user. If another user can replace
 /// files in the directory.
 pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
+    make_default_and_record(dir, uid, &mut Vec::new())
+}
+
+/// Creates the default directory `dir` as [`make_default_directory`] does. Adds it to `made` if this call created it.
+fn make_default_and_record(dir: &Path, uid: u32, made: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     let mode = if uid == 0 { 0o755 } else { 0o700 };
-    let made = DirBuilder::new().mode(mode).create(dir);
-    if let Err(error) = made
-        && error.kind() != io::ErrorKind::AlreadyExists
-    {
-        return Err(error).with_context(|| {
-            format!("can't make {}: choose --socket and --state-dir somewhere writable", dir.display())
-        });
+    match DirBuilder::new().mode(mode).create(dir) {
+        Ok(()) => made.push(dir.to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => {
+            return Err(error).with_context(|| {
+                format!("can't make {}: choose --socket and --state-dir somewhere writable", dir.display())
+            });
+        }
     }
     let meta = std::fs::symlink_metadata(dir)
         .with_context(|| format!("can't read the owner and mode of {}", dir.display()))?;
@@ -51,13 +57,42 @@ pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
 /// # Errors
 /// If the directory can't be created, or another user can replace files in it.
 pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
-    let is_missing = is_missing(dir);
-    let made = DirBuilder::new().recursive(true).create(dir);
-    made.with_context(|| format!("can't make {}: choose another --state-dir", dir.display()))?;
-    if is_missing {
+    make_state_and_record(dir, uid, &mut Vec::new())
+}
+
+/// Creates the directory `dir` as [`make_state_directory`] does. Adds each directory that this call created to `made`,
+/// after its parent.
+fn make_state_and_record(dir: &Path, uid: u32, made: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    let made_before = made.len();
+    make_with_parents(dir, made)
+        .with_context(|| format!("can't make {}: choose another --state-dir", dir.display()))?;
+    if made[made_before..].iter().any(|new| new == dir) {
         log_new_directory(dir);
     }
     check_owners_and_modes(dir, uid)
+}
+
+/// Creates the directory `dir` and its missing parent directories, as [`std::fs::create_dir_all`] does. Adds each
+/// directory that this call created to `made`, after its parent. A directory that another process creates at the same
+/// time is not added.
+fn make_with_parents(dir: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
+    // The empty path means the working directory.
+    if dir.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let mut created = std::fs::create_dir(dir);
+    if let (Err(error), Some(parent)) = (&created, dir.parent())
+        && error.kind() == io::ErrorKind::NotFound
+    {
+        make_with_parents(parent, made)?;
+        created = std::fs::create_dir(dir);
+    }
+    match created {
+        Ok(()) => made.push(dir.to_owned()),
+        Err(_) if dir.is_dir() => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 /// Returns whether neither a file nor a directory exists at the path `dir`. A symbolic link counts as a file, even if
@@ -69,11 +104,14 @@ pub fn is_missing(dir: &Path) -> bool {
         && std::fs::symlink_metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// The directories that a start of pjwd makes. Dropping this value removes them, because the start has failed then. A
-/// directory that is not empty stays.
+/// The directories that a start of pjwd makes. Dropping this value removes them, because the start has failed then.
+/// Except in these cases, in which a directory stays:
+///
+/// - It is not empty.
+/// - Another process made it at the same time.
 #[derive(Debug, Default)]
 pub struct NewDirectories {
-    /// The missing directories, each after its parent.
+    /// The directories that this process made, each after its parent.
     paths: Vec<PathBuf>,
 }
 
@@ -86,19 +124,10 @@ impl NewDirectories {
     pub fn make(default_dir: Option<&Path>, state_dir: &Path, uid: u32) -> anyhow::Result<Self> {
         let mut new_directories = Self::default();
         if let Some(dir) = default_dir {
-            new_directories.add_missing(dir);
-            make_default_directory(dir, uid)?;
+            make_default_and_record(dir, uid, &mut new_directories.paths)?;
         }
-        new_directories.add_missing(state_dir);
-        make_state_directory(state_dir, uid)?;
+        make_state_and_record(state_dir, uid, &mut new_directories.paths)?;
         Ok(new_directories)
-    }
-
-    /// Adds the directory `dir` and its parents, as far as they are missing. The caller makes them afterwards.
-    fn add_missing(&mut self, dir: &Path) {
-        let missing = dir.ancestors().take_while(|dir| is_missing(dir));
-        let missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
-        self.paths.extend(missing.into_iter().rev());
     }
 
     /// Keeps the directories, because pjwd uses them from now on.
@@ -232,6 +261,7 @@ pub fn remove_file_if_exists(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::sync::Barrier;
 
     use super::*;
 
@@ -270,6 +300,29 @@ mod tests {
         std::fs::write(dir.join("file"), "").unwrap();
         drop(new_directories);
         assert!(dir.join("file").exists());
+    }
+
+    #[test]
+    fn of_two_starts_at_once_only_the_one_that_made_a_directory_removes_it() {
+        let above = tempfile::tempdir().unwrap();
+        let (barrier, uid) = (Barrier::new(2), Uid::effective().as_raw());
+        let start = |dir: &Path| {
+            barrier.wait();
+            NewDirectories::make(None, dir, uid).unwrap()
+        };
+        for round in 0..500 {
+            let new = above.path().join(round.to_string());
+            let dir = new.join("state");
+            let starts = std::thread::scope(|scope| {
+                let other = scope.spawn(|| start(&dir));
+                [start(&dir), other.join().unwrap()]
+            });
+            let mut made: Vec<&PathBuf> = starts.iter().flat_map(|start| &start.paths).collect();
+            made.sort();
+            assert_eq!(made, [&new, &dir], "each directory is of one start");
+            drop(starts);
+            assert!(!dir.exists(), "both starts failed");
+        }
     }
 
     #[test]

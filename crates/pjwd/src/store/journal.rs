@@ -105,9 +105,9 @@ pub struct FileJournal {
 
 impl FileJournal {
     /// Opens and locks the journal (the two files in which pjwd records its changes) in the state directory `dir`.
-    /// Creates the journal if there is none. Also returns the records that an earlier daemon left in the journal.
-    /// `boot_id` is the id of the current boot. Records of another boot are dropped, because the changes of that boot
-    /// no longer exist.
+    /// Creates the journal if there is none, and `dir` if it is missing. Also returns the records that an earlier
+    /// daemon left in the journal. `boot_id` is the id of the current boot. Records of another boot are dropped,
+    /// because the changes of that boot no longer exist.
     ///
     /// # Errors
     /// If `dir` is not writable. If another daemon holds the lock (flock(2)). If the file `journal.jsonl` can't be
@@ -203,18 +203,23 @@ impl FileJournal {
     /// file if it is missing. From then on the journal uses this file, instead of the removed one that was still
     /// open.
     fn recreate_jsonl(&mut self) -> Result<(), JournalError> {
-        let directory_error = |error: anyhow::Error| JournalError {
-            operation: "make",
-            path: self.dir.clone(),
-            why: crate::error_text::error_chain_text(error.as_ref()),
-            remedy: "it was removed while pjwd ran: make it again, writable for pjwd",
-            is_in_use: false,
-        };
-        directories::make_state_directory(&self.dir, Uid::effective().as_raw()).map_err(directory_error)?;
+        make_directory_again(&self.dir)?;
         let (_, lines) = open_and_lock_jsonl(&self.dir)?;
         (self.lines, self.length, self.reserved) = (lines, 0, 0);
         Ok(())
     }
+}
+
+/// Makes the state directory `dir` again if it was removed.
+fn make_directory_again(dir: &Path) -> Result<(), JournalError> {
+    let made = directories::make_state_directory(dir, Uid::effective().as_raw());
+    made.map_err(|error| JournalError {
+        operation: "make",
+        path: dir.to_owned(),
+        why: crate::error_text::error_chain_text(error.as_ref()),
+        remedy: "it was removed while pjwd ran: make it again, writable for pjwd",
+        is_in_use: false,
+    })
 }
 
 /// Locks the journal (the files in which pjwd records its changes) in the state directory `dir`, so that no daemon can
@@ -256,9 +261,10 @@ fn is_stopping(dir: &Path, pid: u32) -> bool {
     File::open(dir).is_ok_and(|dir| running_holder(&dir) == Some(pid))
 }
 
-/// Opens and locks `journal.jsonl` in `dir`, and makes this file if it is missing. Returns the path and the locked
-/// file. If another process holds the lock, waits until that process has ended: up to 0.5 s if it is known to run and
-/// not to be stopping, and up to 5 s otherwise.
+/// Opens and locks `journal.jsonl` in `dir`, and makes this file if it is missing. Also makes `dir` if it is missing:
+/// another pjwd whose start fails removes the directory that it made, as long as this directory is empty. Returns the
+/// path and the locked file. If another process holds the lock, waits until that process has ended: up to 0.5 s if it
+/// is known to run and not to be stopping, and up to 5 s otherwise.
 ///
 /// # Errors
 /// If the process still holds the lock after the wait, or if the file can't be opened.
@@ -274,8 +280,13 @@ fn open_and_lock_jsonl(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalErro
     for _ in 0..MAX_ATTEMPTS {
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600);
-        let file = directories::open_own_file(&path, &mut options)
-            .map_err(|error| JournalError::new("open", &path, &error))?;
+        let file = match directories::open_own_file(&path, &mut options) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                make_directory_again(dir)?;
+                continue;
+            }
+            opened => opened.map_err(|error| JournalError::new("open", &path, &error))?,
+        };
         // lock() takes the file, so the pid in the error is read through another handle.
         let handle = file.try_clone().map_err(|error| JournalError::new("open", &path, &error))?;
         let is_alive = |file: &File| running_holder(file).is_some_and(|pid| !is_stopping(dir, pid));

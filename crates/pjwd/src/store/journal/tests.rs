@@ -74,6 +74,17 @@ fn a_journal_that_a_daemon_uses_can_not_be_locked_and_one_that_is_missing_is_not
 }
 
 #[test]
+fn a_state_directory_that_vanished_before_the_journal_is_opened_is_made_again() {
+    let above = tempfile::tempdir().unwrap();
+    let dir = above.path().join("deep/state");
+    let (mut journal, found) = reopen(&dir);
+    assert!(!found.is_found && !found.has_lost_records && found.remarks.is_empty());
+    journal.append(&[ended("a")]).unwrap();
+    drop(journal);
+    assert_eq!(reopen(&dir).1.records, [ended("a")]);
+}
+
+#[test]
 fn reserved_space_holds_no_records() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = reopen(dir.path());
