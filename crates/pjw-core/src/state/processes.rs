@@ -10,7 +10,7 @@ use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
 use crate::terms::{BatchIdentity, JobId, JobProcessGrouping, Process};
 
 /// The most generations that are followed from a process to its ancestors. Parents that were read at different times
-/// can form a cycle, because process ids are used again. A real process has fewer ancestors.
+/// can form a cycle, because process ids are used again. Ancestors that are further away are ignored.
 pub(crate) const MAX_GENERATIONS: usize = 4096;
 
 /// The latest known facts about a process, without its threads.

@@ -68,7 +68,8 @@ pub(super) fn create_job_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir)
 }
 
 /// Calls `create`, which creates the cgroup `group` and its parent. If the parent disappears meanwhile, calls `create`
-/// again, at most [`MAX_ATTEMPTS`] times: another pjwd that removes its last cpuset also removes the parent.
+/// again. In total, makes at most [`MAX_ATTEMPTS`] calls. The parent can disappear because another pjwd that removes its
+/// last cpuset also removes the parent.
 pub(super) fn retry_while_parent_disappears<T>(
     group: &CgroupDir,
     create: impl Fn() -> Result<T>,
@@ -179,8 +180,8 @@ pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir)
 /// there is no cgroup of an isolated cpuset beside it. Before, disables `controller` again if `directory` has the mark.
 /// Except in these cases:
 ///
-/// - Another pjwd has a directory for the same jobs. `path_of` returns its path. This directory gets the mark, so that
-///   the other pjwd disables the controller later.
+/// - Another pjwd has a directory for the same kind of jobs, such as jobs at idle priority. `path_of` returns the path
+///   of this directory. It gets the mark, so that the other pjwd disables the controller later.
 /// - Another program uses the controller. `uses_controller` checks this for a cgroup below the root.
 fn remove_if_unused(
     hierarchy: &CpusetMount,
