@@ -17,6 +17,7 @@ mod twins;
 mod unrelated_threads;
 mod writing;
 
+use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset};
 use pjw_core::ids::{ProcessId, Uid};
@@ -30,7 +31,7 @@ pub use idle::has_lost_idle_priority;
 pub(crate) use leftovers::list_job_cpusets;
 pub(crate) use unrelated_threads::UnrelatedThreads;
 
-use crate::cgroup::CgroupDir;
+use crate::cgroup::{CgroupDir, CpusetConfig};
 
 /// Makes the cpuset change `change`, and returns its outcome. On a kernel before Linux 6.2, the change can reset the
 /// affinity masks of threads in other cgroups. So `unrelated_threads` reads these masks before the change, and
@@ -118,7 +119,8 @@ fn move_back(context: &mut CpusetContext<'_>, process: ProcessId, from: &str, to
 /// - If systemd creates a scope (a unit with a cgroup) for the job, systemd moves `initial_processes` into the scope.
 ///   In all other cases, `initial_processes` is ignored.
 /// - The cgroup of a batch system is never created.
-/// - If a step fails, removes a new cgroup, and restores the settings of an existing one.
+/// - If a step fails, removes a new cgroup, and restores the settings of an existing one. If they could not be read
+///   before, they stay as they are.
 ///
 /// # Errors
 /// [`CpusetOutcome::Gone`] if the cgroup of a batch system does not exist, or if all initial processes of a new scope
@@ -187,7 +189,9 @@ fn create_or_update_own_cpuset(
     match before {
         _ if created.is_ok() => marks::write_owner(group, owner),
         Some(Ok(before)) => writing::restore_cpuset(group, &before),
-        // The cgroup could not be read, so nothing was written.
+        // In v2, the controller was off until now. A cgroup without the controller has no limits.
+        Some(Err(Errno::ENOENT)) => writing::restore_cpuset(group, &CpusetConfig::default()),
+        // The earlier settings are unknown, so they can't be restored.
         Some(Err(_)) => {}
         None => {
             let _ = undo_twins(context, group);

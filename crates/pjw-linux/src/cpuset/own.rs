@@ -68,8 +68,8 @@ pub(super) fn create_job_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir)
 }
 
 /// Calls `create`, which creates the cgroup `group` and its parent. If the parent disappears meanwhile, calls `create`
-/// again. In total, makes at most [`MAX_ATTEMPTS`] calls. The parent can disappear because another pjwd that removes its
-/// last cpuset also removes the parent.
+/// again. In total, makes at most [`MAX_ATTEMPTS`] calls. The parent can disappear because another pjwd that removes
+/// its last cpuset also removes the parent.
 pub(super) fn retry_while_parent_disappears<T>(
     group: &CgroupDir,
     create: impl Fn() -> Result<T>,

@@ -174,6 +174,28 @@ fn a_cpuset_without_a_cpu_of_this_machine_is_refused_and_leaves_nothing() {
 }
 
 #[test]
+fn a_refused_change_of_a_cgroup_whose_controller_was_off_leaves_it_without_limits() {
+    let Some(mut fixture) = fixture().filter(|fixture| fixture.hierarchy.is_unified) else { return };
+    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().directory_path()).unwrap();
+    if base.exists() {
+        skip("another warden has cpusets here");
+        return;
+    }
+    let job_cpuset = job_cpuset("off", &fixture.first());
+    let group = fixture.group(&job_cpuset);
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(fixture.first()));
+    base.write_file("cgroup.subtree_control", "-cpuset").unwrap();
+    assert_eq!(group.read_cpuset(), Err(Errno::ENOENT));
+    // The memory nodes are written first.
+    let mems = Some(fixture.hierarchy.root().effective_mems().unwrap());
+    let spec = CpusetSpec { mems, ..CpusetSpec::from_cpus(CpuSet::from(Pu(8000))) };
+    reason(fixture.create(&JobCpuset { spec, ..job_cpuset.clone() }));
+    let now = group.read_cpuset().unwrap();
+    assert!(now.cpus.is_empty() && now.mems.is_empty(), "{now:?}");
+    assert_eq!(fixture.remove(&job_cpuset), DONE);
+}
+
+#[test]
 fn a_cpuset_limits_memory_nodes() {
     let Some(mut fixture) = fixture() else { return };
     let nodes = fixture.hierarchy.root().effective_mems().unwrap();
