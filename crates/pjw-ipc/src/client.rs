@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::unistd::geteuid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::INTERFACE_NAME;
-use crate::dial::{MAX_SOCKET_PATH_BYTES, dial, length_if_too_long, truncate_path};
+use crate::daemon_process::{DaemonProcess, LOCK_FILE_NAME};
+use crate::dial::{MAX_SOCKET_PATH_BYTES, dial, length_if_too_long, listener_pid, truncate_path};
 use crate::service_commands;
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
@@ -56,10 +58,12 @@ pub enum ConnectError {
         length: usize,
     },
     /// The daemon did not accept the connection within the timeout.
-    #[error("pjwd hangs: it accepts no connection at {path}; see its log, or restart it with: {restart}", path = path.display(), restart = service_commands::pjwd_restart_commands())]
+    #[error("{daemon} hangs: it accepts no connection at {path}; see its log, or restart it with: {restart}; jobs keep their cores meanwhile", path = path.display(), restart = daemon.restart_commands())]
     Timeout {
         /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
+        /// The process of the daemon. Its pid is known if this user may read the lock file of the daemon.
+        daemon: DaemonProcess,
     },
     /// A system call failed with an error that no other variant describes.
     #[error("can't connect to {path}: {why}; choose another --socket", path = path.display())]
@@ -87,9 +91,13 @@ pub enum ClientError {
     #[error("the connection to pjwd broke: {0}; is it still running? ({check})", check = service_commands::pjwd_check_command())]
     Io(io::Error),
     /// The call could not be sent, or its whole reply did not arrive, before the timeout of the [`Client`].
-    /// The field is the timeout.
-    #[error("pjwd has not answered within {0:?}: see its log, or restart it with: {restart}", restart = service_commands::pjwd_restart_commands())]
-    Timeout(Duration),
+    #[error("{daemon} has not answered within {timeout:?}: see its log, or restart it with: {restart}; jobs keep their cores meanwhile", restart = daemon.restart_commands())]
+    Timeout {
+        /// The timeout of the client, in whole milliseconds.
+        timeout: Duration,
+        /// The process of the daemon.
+        daemon: DaemonProcess,
+    },
     /// The reply is too long, is not valid JSON, or does not have the expected fields. The text says why.
     #[error("the reply of pjwd cannot be parsed ({0}): check that pjwctl and pjwd have the same version")]
     Malformed(String),
@@ -154,7 +162,10 @@ impl Client {
                 ConnectError::NotRunning { path: owned_path }
             }
             Errno::EACCES | Errno::EPERM => ConnectError::PermissionDenied { path: owned_path },
-            Errno::EAGAIN => ConnectError::Timeout { path: owned_path },
+            Errno::EAGAIN => ConnectError::Timeout {
+                daemon: DaemonProcess::behind_socket(None, Some(path), &own_lock_file()),
+                path: owned_path,
+            },
             errno => ConnectError::Io { path: owned_path, why: errno.into() },
         })?;
         Ok(Self { stream, buffer: Vec::new(), timeout, deadline: None })
@@ -166,7 +177,7 @@ impl Client {
     fn limit_wait(&self) -> Result<(), ClientError> {
         let remaining = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if remaining.is_some_and(|remaining| remaining.is_zero()) {
-            return Err(ClientError::Timeout(self.timeout));
+            return Err(self.timeout_error());
         }
         // A socket accepts any timeout that is not zero, and rounds it to microseconds.
         let timeout = remaining.map(|remaining| remaining.max(Duration::from_millis(1)));
@@ -282,9 +293,20 @@ impl Client {
     /// Returns the error of the call for `error`, which a read or write on the socket returned.
     fn connection_error(&self, error: io::Error) -> ClientError {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Timeout(self.timeout),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => self.timeout_error(),
             _ => ClientError::Io(error),
         }
+    }
+
+    /// Returns the error of a call whose reply has not arrived before the timeout. The error names the process of the
+    /// daemon.
+    fn timeout_error(&self) -> ClientError {
+        let listener = listener_pid(&self.stream).and_then(|pid| u32::try_from(pid).ok());
+        let address = self.stream.peer_addr().ok();
+        let socket = address.as_ref().and_then(|address| address.as_pathname());
+        let daemon = DaemonProcess::behind_socket(listener, socket, &own_lock_file());
+        let milliseconds = u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX);
+        ClientError::Timeout { timeout: Duration::from_millis(milliseconds), daemon }
     }
 
     /// Reads the next reply from the connection. Returns its parameters, and whether more replies follow.
@@ -307,7 +329,7 @@ impl Client {
             let timeout_error = self.limit_wait().err();
             if timeout_error.is_some() {
                 if late_since.get_or_insert_with(Instant::now).elapsed() > LATE_READING_TIME {
-                    return Err(ClientError::Timeout(self.timeout));
+                    return Err(self.timeout_error());
                 }
                 let _ = self.stream.set_read_timeout(Some(Duration::from_millis(1)));
             }
@@ -378,6 +400,11 @@ pub fn lock_dir(uid: u32) -> PathBuf {
     let mut dir = runtime_dir(uid, None).into_os_string();
     dir.push("-lock");
     PathBuf::from(dir)
+}
+
+/// Returns the path of the lock file of the daemon of this user.
+fn own_lock_file() -> PathBuf {
+    lock_dir(geteuid().as_raw()).join(LOCK_FILE_NAME)
 }
 
 /// Returns the directory of a second lock file of the daemon of the user `uid`: `/tmp/pjwd-UID-lock`. Returns `None`

@@ -10,6 +10,7 @@ pub mod bind;
 pub mod call;
 pub mod client;
 mod connection;
+pub mod daemon_process;
 mod dial;
 mod lending;
 pub mod report;

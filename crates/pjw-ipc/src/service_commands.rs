@@ -16,7 +16,9 @@ pub fn pjwd_start_commands() -> &'static str {
 }
 
 /// Returns the commands that restart pjwd on this machine, as text for messages to users. With systemd, the text is
-/// `systemctl restart pjwd`. Without systemd, the text says that the user must kill pjwd and start it again.
+/// `systemctl restart pjwd`. Without systemd, the text says that the user must kill pjwd and start it again. The
+/// commands also work if pjwd hangs. If the process of pjwd is known,
+/// [`DaemonProcess::restart_commands`](crate::daemon_process::DaemonProcess::restart_commands) names it.
 #[must_use]
 pub fn pjwd_restart_commands() -> &'static str {
     restart_text_of(has_systemd())
@@ -34,7 +36,11 @@ const fn start_text_of(has_systemd: bool) -> &'static str {
 }
 
 const fn restart_text_of(has_systemd: bool) -> &'static str {
-    if has_systemd { "systemctl restart pjwd" } else { "kill PID (ps -C pjwd shows it), and then pjwd again" }
+    if has_systemd {
+        "systemctl restart pjwd"
+    } else {
+        "kill -9 PID (ps -C pjwd shows it), and then pjwd again"
+    }
 }
 
 #[cfg(test)]

@@ -32,7 +32,8 @@ const CHECKS_PER_STATUS: u32 = 10;
 /// The maximum age of a report of a job that has just ended. An older report belongs to an earlier job with the same
 /// id, because a batch system may run a job again.
 const NEW_REPORT_AGE: SignedDuration = SignedDuration::from_mins(10);
-/// The time that must be left before the deadline when waiting ends, so that the reason can still be printed.
+/// The time that must be left before the deadline when waiting ends, so that the reason can still be printed. If less
+/// than ten times as much is left when a call begins, a tenth of the rest.
 const REPORT_TIME: Duration = Duration::from_millis(100);
 
 /// A client with which a hook of a batch system calls the daemon. All calls of one hook end at the same deadline.
@@ -57,8 +58,12 @@ impl HookClient {
         self.time_left() > REPORT_TIME + RETRY_DELAY
     }
 
+    /// Connects to the daemon. A call on the connection ends before the deadline: its error names the process that does
+    /// not answer.
     fn connect(&self) -> anyhow::Result<Client> {
-        Ok(Client::connect_with_timeout(&self.socket, self.time_left())?)
+        let time_left = self.time_left();
+        let timeout = time_left - REPORT_TIME.min(time_left / 10);
+        Ok(Client::connect_with_timeout(&self.socket, timeout)?)
     }
 
     /// Calls the method `method` of the daemon with the parameters `request`, and returns the field `field` of the
