@@ -102,7 +102,8 @@ impl Lone {
     }
 }
 
-fn check_refused(refused: &Output, first: &Lone, private: &PrivateDaemon) {
+/// Checks that a second daemon or `pjwd --release-all` is refused. The line names the first daemon and has `remedy`.
+fn check_refused(refused: &Output, first: &Lone, private: &PrivateDaemon, remedy: &str) {
     let stderr = String::from_utf8_lossy(&refused.stderr);
     assert_eq!((refused.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
     let named = format!(
@@ -111,7 +112,7 @@ fn check_refused(refused: &Output, first: &Lone, private: &PrivateDaemon) {
         private.socket(),
         private.state_dir()
     );
-    assert!(stderr.contains(&named) && stderr.contains("stop it") && stderr.contains("--beside"), "{stderr}");
+    assert!(stderr.contains(&named) && stderr.contains("stop it") && stderr.contains(remedy), "{stderr}");
 }
 
 fn release_all_alone(state_dir: &Path) -> Output {
@@ -126,16 +127,17 @@ fn a_second_daemon_is_refused_and_the_first_is_named_until_the_first_is_killed()
     private.stop();
     let other = PrivateDaemon::new(program_dir(), "").unwrap();
     let Some(first) = Lone::start(&private) else { return };
-    check_refused(&alone(&other).output().unwrap(), &first, &private);
+    check_refused(&alone(&other).output().unwrap(), &first, &private, "--beside");
     assert!(!other.socket().exists() && !other.state_dir().join("journal.jsonl").exists());
-    check_refused(&release_all_alone(&other.state_dir()), &first, &private);
-    check_refused(&release_all_alone(&private.state_dir()), &first, &private);
+    let release = format!("pjwctl release --all --socket {}", private.socket().display());
+    check_refused(&release_all_alone(&other.state_dir()), &first, &private, &release);
+    check_refused(&release_all_alone(&private.state_dir()), &first, &private, &release);
     assert!(!status(&private).warnings.iter().any(|warning| warning.code == "beside"));
 
     // The lock file is removed: the daemon makes it again.
     std::fs::remove_file(lock_path()).unwrap();
     wait_until("the lock is there again", || std::fs::read(lock_path()).is_ok_and(|text| !text.is_empty()));
-    check_refused(&alone(&other).output().unwrap(), &first, &private);
+    check_refused(&alone(&other).output().unwrap(), &first, &private, "--beside");
     if Uid::effective().is_root() {
         let mut flock = Command::new("flock");
         flock.arg("--nonblock").arg(lock_path()).arg("true").uid(65_534).gid(65_534);

@@ -1,9 +1,13 @@
 //! `pjwd --release-all`: restores the masks after a killed daemon, without another daemon.
 
 use std::process::{Command, Output};
+use std::time::Duration;
 
+use nix::sys::signal::Signal;
+use pjw_ipc::client::Client;
 use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::programs::program_path;
+use serde_json::{Value, json};
 
 use crate::processes::{KillOnDrop, Shell, has_two_cores, mask, masks};
 
@@ -82,9 +86,44 @@ fn release_all_is_refused_while_the_daemon_runs() {
     assert_eq!(refused.status.code(), Some(1));
     let stderr = text(&refused.stderr);
     let user = format!("in use by process {};", daemon.pid());
-    assert!(stderr.contains(&user) && stderr.contains("pjwctl release --all"), "{stderr}");
+    let remedy = format!("pjwctl release --all --socket {}", daemon.socket().display());
+    assert!(stderr.contains(&user) && stderr.contains(&remedy), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     assert_eq!(mask(shell.pid()), cpus);
+}
+
+#[test]
+fn beside_a_daemon_that_is_stopped_by_a_signal_each_error_names_its_process_and_the_command_that_ends_it() {
+    if !has_two_cores() {
+        return;
+    }
+    for enforcement in Enforcement::available() {
+        let mut daemon = Daemon::start_with(enforcement, "");
+        let shell = Shell::start();
+        let before = mask(shell.pid());
+        let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
+        let kill = format!("kill -9 {}", daemon.pid());
+        daemon.while_stopped(|| {
+            let refused = release_all(&daemon);
+            assert_eq!(refused.status.code(), Some(1));
+            let stderr = text(&refused.stderr);
+            let user = format!("in use by process {}; that process is stopped by a signal", daemon.pid());
+            assert!(stderr.contains(&user) && stderr.contains(&kill), "{stderr}");
+            assert!(stderr.contains("jobs keep their cores meanwhile"), "{stderr}");
+            assert_eq!(stderr.lines().count(), 1, "{stderr}");
+            let client = Client::connect_with_timeout(&daemon.socket(), Duration::from_secs(1));
+            let error = client.unwrap().call::<Value>("GetStatus", &json!({})).unwrap_err().to_string();
+            let named = format!("(process {}, which is stopped by a signal) has not answered", daemon.pid());
+            assert!(error.contains(&named) && error.contains(&kill), "{error}");
+        });
+        // As the named command does.
+        daemon.signal(Signal::SIGSTOP);
+        daemon.kill();
+        assert_eq!(mask(shell.pid()), cpus);
+        let done = release_all(&daemon);
+        assert!(done.status.success(), "{done:?}");
+        assert_eq!(mask(shell.pid()), before);
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub struct DaemonOptions {
     pub(crate) check_config: bool,
     /// Restore every affinity mask that a daemon changed, move processes back to their former cgroups, remove the
     /// cpusets of jobs, and exit. For use when the daemon is dead or is removed. Needs no configuration. Refused while
-    /// another daemon runs.
+    /// a daemon runs: the error names its process and the command that ends it, also if it hangs.
     #[arg(long, conflicts_with = "check_config")]
     pub(crate) release_all: bool,
     /// Thaw the jobs that a daemon froze because no core was free for them, and exit. For use after a daemon was

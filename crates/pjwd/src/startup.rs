@@ -1,5 +1,7 @@
 //! From the command line to a running daemon, and the orderly stop.
 
+mod refusal;
+
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -79,6 +81,7 @@ pub fn main(options: &DaemonOptions) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            let error = refusal::name_remedy(options, error);
             let _ = writeln!(std::io::stderr(), "pjwd: {}", error_text::error_chain_text(error.as_ref()));
             ExitCode::FAILURE
         }

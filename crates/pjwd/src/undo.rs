@@ -80,11 +80,7 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
         return find_unrecorded_masks(state_dir, node);
     }
     directories::make_state_directory(state_dir, Uid::effective().as_raw())?;
-    let opened = FileJournal::open(state_dir, &clock::boot_id()?);
-    let (mut journal, mut recovered) = opened.map_err(|error| {
-        let remedy = "stop this pjwd first, or release its jobs with pjwctl release --all";
-        if error.is_in_use() { error.with_remedy(remedy) } else { error }
-    })?;
+    let (mut journal, mut recovered) = FileJournal::open(state_dir, &clock::boot_id()?)?;
     recovered.has_lost_records |= !recovered.is_found;
     // A full disk must not prevent the release: it changes only what is recorded already. The journal is written once
     // more at the end.

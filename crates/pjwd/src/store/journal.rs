@@ -52,8 +52,10 @@ pub struct JournalError {
     operation: &'static str,
     path: PathBuf,
     why: String,
-    remedy: &'static str,
+    remedy: Cow<'static, str>,
     is_in_use: bool,
+    /// The pid of the process that uses the journal, if it is known.
+    user_pid: Option<u32>,
 }
 
 impl JournalError {
@@ -68,7 +70,14 @@ impl JournalError {
             None => "remove it, or choose another --state-dir",
             Some(_) => "check the directory, or choose another --state-dir",
         };
-        Self { operation, path: path.to_owned(), why: error.to_string(), remedy, is_in_use: false }
+        Self::with_remedy(operation, path, error.to_string(), remedy)
+    }
+
+    /// Makes the error that `operation` on the file `path` failed for the reason `why`. `remedy` is what the user can
+    /// do.
+    fn with_remedy(operation: &'static str, path: &Path, why: String, remedy: &'static str) -> Self {
+        let remedy = Cow::Borrowed(remedy);
+        Self { operation, path: path.to_owned(), why, remedy, is_in_use: false, user_pid: None }
     }
 
     /// Returns whether the error is that another pjwd uses the journal (the files in which pjwd records its changes).
@@ -77,9 +86,16 @@ impl JournalError {
         self.is_in_use
     }
 
+    /// Returns the pid of the other pjwd that uses the journal. `None` if [`JournalError::is_in_use`] is false, or if
+    /// the pid is unknown.
+    #[must_use]
+    pub fn user_pid(&self) -> Option<u32> {
+        self.user_pid
+    }
+
     /// Replaces the remedy in the message of the error, for example by the name of another command.
-    pub(crate) fn with_remedy(self, remedy: &'static str) -> Self {
-        Self { remedy, ..self }
+    pub(crate) fn set_remedy(&mut self, remedy: String) {
+        self.remedy = remedy.into();
     }
 }
 
@@ -213,12 +229,10 @@ impl FileJournal {
 /// Makes the state directory `dir` again if it was removed.
 fn make_directory_again(dir: &Path) -> Result<(), JournalError> {
     let made = directories::make_state_directory(dir, Uid::effective().as_raw());
-    made.map_err(|error| JournalError {
-        operation: "make",
-        path: dir.to_owned(),
-        why: crate::error_text::error_chain_text(error.as_ref()),
-        remedy: "it was removed while pjwd ran: make it again, writable for pjwd",
-        is_in_use: false,
+    made.map_err(|error| {
+        let why = crate::error_text::error_chain_text(error.as_ref());
+        let remedy = "it was removed while pjwd ran: make it again, writable for pjwd";
+        JournalError::with_remedy("make", dir, why, remedy)
     })
 }
 
@@ -270,12 +284,9 @@ fn is_stopping(dir: &Path, pid: u32) -> bool {
 /// If the process still holds the lock after the wait, or if the file can't be opened.
 fn open_and_lock_jsonl(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
-    let lock_error = |why: String, is_in_use| JournalError {
-        operation: "lock",
-        path: path.clone(),
-        why,
-        is_in_use,
-        remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
+    let lock_error = |why: String| {
+        let remedy = "another pjwd keeps its state there: stop it, or choose another --state-dir";
+        JournalError::with_remedy("lock", &path, why, remedy)
     };
     for _ in 0..MAX_ATTEMPTS {
         let mut options = OpenOptions::new();
@@ -292,17 +303,18 @@ fn open_and_lock_jsonl(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalErro
         let is_alive = |file: &File| running_holder(file).is_some_and(|pid| !is_stopping(dir, pid));
         let locked = lock(file, is_alive).map_err(|errno| match errno {
             Errno::EAGAIN => {
-                let by = running_holder(&handle).map(|pid| format!(" by process {pid}")).unwrap_or_default();
-                lock_error(format!("it is in use{by}"), true)
+                let user_pid = running_holder(&handle);
+                let by = user_pid.map(|pid| format!(" by process {pid}")).unwrap_or_default();
+                JournalError { is_in_use: true, user_pid, ..lock_error(format!("it is in use{by}")) }
             }
-            _ => lock_error(errno.to_string(), false),
+            _ => lock_error(errno.to_string()),
         })?;
         // The process that held the lock may have replaced the file.
         if is_file_at_path(&path, &locked) {
             return Ok((path, locked));
         }
     }
-    Err(lock_error("it is replaced again and again".to_owned(), false))
+    Err(lock_error("it is replaced again and again".to_owned()))
 }
 
 impl Journal for FileJournal {

@@ -10,10 +10,10 @@
 //! a daemon finds that starts before a login or after a logout ([`LockDirectories`]).
 
 mod directory;
+mod holder;
 
-use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Seek, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -23,15 +23,15 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::Uid;
 use pjw_ipc::client::{lasting_lock_dir, lock_dir, runtime_dir};
-use serde::{Deserialize, Serialize};
-use thiserror::Error;
+use pjw_ipc::daemon_process::LOCK_FILE_NAME;
 use tracing::{debug, warn};
 
 use self::directory::{make_lock_directory, remedy_of};
-use crate::host::{directories, flock_holder::is_running, inode::is_file_at_path};
+pub use self::holder::{LockError, LockHolder};
+use crate::host::{directories, inode::is_file_at_path};
 
 /// The name of the lock file in its directory.
-const FILE_NAME: &str = "warden.lock";
+const FILE_NAME: &str = LOCK_FILE_NAME;
 /// The time to wait for a lock. The files of a killed daemon stay locked until the kernel has removed its BPF
 /// programs, which takes until every task was off its PU once.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,8 +39,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// begun to end.
 const TIMEOUT_IF_ALIVE: Duration = Duration::from_millis(500);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The most bytes that are read from a lock file: two paths and a number.
-const MAX_BYTES: u64 = 64 << 10;
+/// The remedy if another pjwd holds the lock.
+const STOP_FIRST: &str = "stop it first (for tests, --beside runs a second one beside it)";
 /// The number of attempts to take the lock, if another process removes the file again and again.
 const MAX_ATTEMPTS: usize = 10;
 
@@ -66,139 +66,6 @@ pub(super) fn lock(mut file: File, is_alive: impl Fn(&File) -> bool) -> Result<F
         }
         thread::sleep(POLL_INTERVAL);
     }
-}
-
-/// The description of the pjwd process that holds the lock against a second pjwd. The process writes its pid, its
-/// socket and its state directory to the lock file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LockHolder {
-    pid: u32,
-    /// `None` for `pjwd --release-all` and `pjwd --thaw`, which have no socket.
-    socket: Option<String>,
-    state_dir: String,
-    /// The id of the boot in which the process made its journal. `None` if the process has not made its journal yet,
-    /// if it has stopped and left nothing to undo, and for `pjwd --release-all` and `pjwd --thaw`.
-    #[serde(default)]
-    journal_of_boot: Option<String>,
-    /// Whether the journal had both files from the start. False for earlier versions, and if `state.json` could not be
-    /// written.
-    #[serde(default)]
-    has_state_file: bool,
-    /// The last journal that an earlier process made. `None` as soon as this process has made its own.
-    #[serde(default)]
-    earlier_journal: Option<JournalPlace>,
-    /// Whether the process is a daemon that ends soon, because it received a signal to stop. It still thaws the frozen jobs.
-    #[serde(default)]
-    is_stopping: bool,
-}
-
-/// Where and when a process made its journal.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct JournalPlace {
-    state_dir: String,
-    boot_id: String,
-    /// As in [`LockHolder`].
-    #[serde(default)]
-    has_state_file: bool,
-}
-
-impl LockHolder {
-    /// Describes this process as the holder of the lock against a second pjwd. `socket` is the path of the control
-    /// socket of this process. It is `None` for `pjwd --release-all` and `pjwd --thaw`, which have no socket.
-    /// `state_dir` is the state directory of this process.
-    #[must_use]
-    pub fn for_this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
-        // The next process may have another working directory.
-        let full = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let text = |path: &Path| full(path).to_string_lossy().into_owned();
-        let (socket, state_dir) = (socket.map(text), text(state_dir));
-        Self {
-            pid: std::process::id(),
-            socket,
-            state_dir,
-            journal_of_boot: None,
-            has_state_file: false,
-            earlier_journal: None,
-            is_stopping: false,
-        }
-    }
-
-    /// Returns the last journal of this process. If it has made none, returns the last one of an earlier process.
-    fn last_journal(&self) -> Option<JournalPlace> {
-        let Some(boot_id) = self.journal_of_boot.clone() else { return self.earlier_journal.clone() };
-        Some(JournalPlace { state_dir: self.state_dir.clone(), boot_id, has_state_file: self.has_state_file })
-    }
-
-    /// Reads the holder of the lock from the lock file. `None` if the file does not describe a holder.
-    fn read(mut file: &File) -> Option<Self> {
-        let mut text = Vec::new();
-        file.rewind().ok()?;
-        file.take(MAX_BYTES).read_to_end(&mut text).ok()?;
-        // The text of an earlier process may have been longer. Its end then follows this text.
-        serde_json::Deserializer::from_slice(&text).into_iter().next()?.ok()
-    }
-
-    /// Returns whether the process that holds the lock still exists.
-    fn is_alive(&self) -> bool {
-        is_running(self.pid)
-    }
-
-    /// Whether the process runs and serves clients. Any other process ends soon by itself, so its end is worth waiting
-    /// for.
-    fn is_running_daemon(&self) -> bool {
-        self.socket.is_some() && !self.is_stopping && self.is_alive()
-    }
-}
-
-impl fmt::Display for LockHolder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stopping = if self.is_stopping { "which is stopping, " } else { "" };
-        write!(f, "process {}, {stopping}", self.pid)?;
-        match &self.socket {
-            Some(socket) => write!(f, "socket {socket:?}, ")?,
-            None => write!(f, "which releases or thaws all jobs, ")?,
-        }
-        write!(f, "state directory {:?}", self.state_dir)
-    }
-}
-
-/// The reason why this process can't acquire the lock that prevents a second pjwd of the same user.
-#[derive(Debug, Error)]
-pub enum LockError {
-    /// Another pjwd holds the lock.
-    #[error("another pjwd runs {serves}{}: stop it first (for tests, --beside runs a second one beside it)", in_parentheses(.holder))]
-    Held {
-        /// The machine or the user that the other pjwd serves, as text for the message: `on this machine` or
-        /// `for user 1000`.
-        serves: String,
-        /// The process that holds the lock. `None` if the lock file does not describe it.
-        holder: Option<Box<LockHolder>>,
-    },
-    /// The lock file or its directory can't be used.
-    #[error("can't lock {path} against a second pjwd: {why}; {remedy}", path = path.display())]
-    Unusable {
-        /// The path of the lock file.
-        path: PathBuf,
-        /// The reason why the lock file can't be used.
-        why: String,
-        /// What the user can do, such as `remove it`.
-        remedy: &'static str,
-    },
-}
-
-impl LockError {
-    /// Returns whether a running pjwd holds the lock that prevents a second pjwd of the same user. False if the process
-    /// that holds the lock is already exiting or is unknown, or if the lock file can't be used.
-    #[must_use]
-    pub fn is_held_by_running_process(&self) -> bool {
-        let Self::Held { holder, .. } = self else { return false };
-        holder.as_ref().is_some_and(|holder| holder.is_alive())
-    }
-}
-
-/// Returns the description of the holder in parentheses, for an error message. Empty if the holder is unknown.
-fn in_parentheses(holder: &Option<Box<LockHolder>>) -> String {
-    holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
 /// The directories of the lock files of a user. pjwd locks these files, so that no second pjwd of the user can start.
@@ -467,7 +334,8 @@ fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockEr
         let locked = lock(file, is_alive).map_err(|errno| match errno {
             Errno::EWOULDBLOCK => {
                 let serves = if uid == 0 { "on this machine".to_owned() } else { format!("for user {uid}") };
-                LockError::Held { serves, holder: LockHolder::read(&second_handle).map(Box::new) }
+                let holder = LockHolder::read(&second_handle).map(Box::new);
+                LockError::Held { serves, holder, remedy: STOP_FIRST.to_owned() }
             }
             other => io_error(other.into()),
         })?;

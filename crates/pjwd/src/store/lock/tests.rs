@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 
 use nix::sys::stat::Mode;
 
+use super::holder::JournalPlace;
 use super::*;
 
 fn holder(state_dir: &str) -> LockHolder {
@@ -108,7 +109,8 @@ fn a_lock_of_a_process_that_has_ended_is_not_held_by_a_running_one() {
     child.wait().unwrap();
     for (pid, runs) in [(child.id(), false), (std::process::id(), true)] {
         let holder = Some(Box::new(LockHolder { pid, ..holder("/tmp/one") }));
-        assert_eq!(LockError::Held { serves: String::new(), holder }.is_held_by_running_process(), runs);
+        let error = LockError::Held { serves: String::new(), holder, remedy: String::new() };
+        assert_eq!(error.is_held_by_running_process(), runs);
     }
 }
 
