@@ -241,7 +241,7 @@ fn read_status_persistently(
 
 /// Returns whether a call that failed with `error` can succeed on a new connection.
 pub(super) fn needs_new_connection(error: &ClientError) -> bool {
-    error.is_busy() || matches!(error, ClientError::Io(_) | ClientError::Timeout(_))
+    error.is_busy() || matches!(error, ClientError::Io(_) | ClientError::Timeout { .. })
 }
 
 /// Returns the PUs (logical CPUs) that `job`, the job of this process, was granted.
