@@ -1,5 +1,5 @@
 //! Affinity attempts: calls of sched_setaffinity(2) for PUs outside the caller's job, by processes in a job
-//! cpuset.
+//! cpuset. A call for PUs of the job only is no attempt.
 //!
 //! The kernel cuts the requested mask to the cpuset, so the mask of the thread does not show the attempt. In
 //! a job without cpuset the mask changes; the phase `masks` then reports the change and restores the mask.
@@ -8,7 +8,7 @@ use core::time::Duration;
 
 use crate::basics::{CpuSet, Pid, ProcessId, Tid, cpus_text, prelude::*};
 use crate::phases::draft::CycleDraft;
-use crate::state::{Member, ReportedAffinityTargets, ReportedAttemptCount, WardenState};
+use crate::state::{AffinityTargets, Member, ReportedAttemptCount, WardenState};
 use crate::terms::{AffinityRequest, Event, EventKind, JobId};
 
 /// The maximum number of attempts that are reported for one job in a minute. Without a limit, a loop of short
@@ -19,14 +19,21 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// The attempts of processes in this cycle to run outside of their job. An attempt is a call of sched_setaffinity(2) by
 /// which a process requests PUs (logical CPUs) that its job does not hold. If an attempt changed an affinity mask, the
-/// new mask is not reported again.
+/// new mask is not reported again. Also the threads for which a process requested PUs of its job only.
 #[derive(Debug, Default)]
 pub(crate) struct ReportedAttempts {
     /// The processes with a reported attempt in this cycle.
     pub(crate) processes: BTreeSet<Pid>,
     /// The threads whose masks may have changed because of a reported attempt.
-    pub(crate) threads: ReportedAffinityTargets,
+    pub(crate) threads: AffinityTargets,
+    /// The threads for which a process of their job requested PUs that the job holds, and no others. Their masks may
+    /// have changed because of that. A thread in `threads` may be here too, if its attempt was in an earlier cycle.
+    pub(crate) threads_within_job: AffinityTargets,
 }
+
+/// The attempts in a scan by the pid of the process that made them, and the threads for which a process of their job
+/// requested PUs that the job holds, and no others.
+type SortedRequests<'a> = (BTreeMap<Pid, Vec<AffinityAttempt<'a>>>, AffinityTargets);
 
 /// A call of sched_setaffinity(2) by a process in a job, for PUs outside of the job.
 struct AffinityAttempt<'a> {
@@ -46,15 +53,17 @@ struct AffinityAttempt<'a> {
 /// - The processes with an attempt in this cycle, also those without an event.
 /// - The threads whose masks may have changed because of an attempt in this cycle. Also those of an earlier cycle, if
 ///   the process was not scanned between the two cycles.
+/// - In the same way, the threads whose masks may have changed because of a call for PUs of the job only. Except those
+///   with an attempt in this cycle.
 pub(crate) fn report_affinity_violations(draft: &mut CycleDraft<'_>) -> ReportedAttempts {
     let requests = &draft.seen.affinity_requests;
-    if requests.is_empty() && draft.state.reported_affinity_targets.is_empty() {
+    let state = &*draft.state;
+    let has_targets =
+        !state.reported_affinity_targets.is_empty() || !state.affinity_targets_within_job.is_empty();
+    if requests.is_empty() && !has_targets {
         return ReportedAttempts::default();
     }
-    let mut attempts: BTreeMap<Pid, Vec<AffinityAttempt<'_>>> = BTreeMap::new();
-    for attempt in requests.iter().filter_map(|request| affinity_attempt(draft.state, request)) {
-        attempts.entry(attempt.request.caller_pid).or_default().push(attempt);
-    }
+    let (attempts, new_within_job) = sort_requests(state, requests);
     for (&pid, attempts) in &attempts {
         let Some(first) = attempts.first() else { continue };
         let Some(suffix) = rate_limit_suffix(draft, &first.job) else { continue };
@@ -62,18 +71,52 @@ pub(crate) fn report_affinity_violations(draft: &mut CycleDraft<'_>) -> Reported
         event.tid = Some(first.request.caller);
         draft.out.events.push(event.with_job(&first.job).with_pid(pid).with_cpus(&first.requested));
     }
-    let new_targets: ReportedAffinityTargets =
+    let new_targets: AffinityTargets =
         attempts.values().flatten().filter_map(|attempt| attempt.thread).collect();
-    let threads = draft.state.reported_affinity_targets.union(&new_targets).copied().collect();
-    let reported = ReportedAttempts { processes: attempts.into_keys().collect(), threads };
-    // A process that this scan read already shows the mask that resulted from its earlier calls.
     let (scanned, members) = (&draft.seen.processes, &draft.state.members);
-    draft.state.reported_affinity_targets.retain(|(process, _)| {
+    // A process that this scan read already shows the mask that resulted from its earlier calls.
+    let is_unread = |(process, _): &(ProcessId, Tid)| {
         let is_member = members.get(&process.pid).is_some_and(|member| member.id == *process);
         is_member && !scanned.contains_key(&process.pid)
-    });
-    draft.state.reported_affinity_targets.extend(new_targets);
-    reported
+    };
+    let targets = &mut draft.state.reported_affinity_targets;
+    let threads = add_targets(targets, &new_targets, is_unread);
+    let within_job = &mut draft.state.affinity_targets_within_job;
+    within_job.retain(|thread| !new_targets.contains(thread));
+    let threads_within_job = add_targets(within_job, &(&new_within_job - &new_targets), is_unread);
+    ReportedAttempts { processes: attempts.into_keys().collect(), threads, threads_within_job }
+}
+
+/// Adds `new` to `targets`, the threads of the calls of earlier cycles, and removes the threads of these calls for
+/// which `is_unread` is false. Returns all threads: those in `new`, and those that were in `targets` before.
+fn add_targets(
+    targets: &mut AffinityTargets,
+    new: &AffinityTargets,
+    is_unread: impl Fn(&(ProcessId, Tid)) -> bool,
+) -> AffinityTargets {
+    let all = &*targets | new;
+    targets.retain(is_unread);
+    targets.extend(new.iter().copied());
+    all
+}
+
+/// Divides the calls `requests` of processes in the cpusets of their jobs: into those for PUs outside of the job, and
+/// those for PUs of the job only.
+fn sort_requests<'a>(state: &WardenState, requests: &'a [AffinityRequest]) -> SortedRequests<'a> {
+    let online = state.pool.online_cpus();
+    let (mut attempts, mut within_job) = SortedRequests::default();
+    for request in requests {
+        let Some((member, grant)) = caller_in_cpuset(state, request, &online) else { continue };
+        let requested = request.requested_mask.intersection(&online);
+        if requested.is_subset(&grant) {
+            within_job.extend(target_within_job(state, request, member).filter(|_| !request.refused));
+        } else {
+            let (job, thread) = (member.job.clone(), target_thread(state, request, member));
+            let attempt = AffinityAttempt { request, job, grant, requested, thread };
+            attempts.entry(request.caller_pid).or_default().push(attempt);
+        }
+    }
+    (attempts, within_job)
 }
 
 /// Returns the text to append to the event about the next attempt of `job`, and counts this event. At most
@@ -103,29 +146,24 @@ fn rate_limit_suffix(draft: &mut CycleDraft<'_>, job: &JobId) -> Option<&'static
     }
 }
 
-/// Returns the call `request` of sched_setaffinity(2) as an attempt to leave the job of the caller. `None` if it is no
-/// such attempt:
+/// Returns the process that made the call `request` of sched_setaffinity(2), and the PUs in `online` (the online PUs)
+/// that its job holds. `None` in each of these cases:
 ///
 /// - The caller belongs to no job, the job was released, or the job holds no online PU.
 /// - The call came before the job got its cores.
 /// - The caller is outside the cpuset of its job.
-/// - All online PUs that were requested belong to the job.
 /// - The call was for a process outside of the job.
-fn affinity_attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<AffinityAttempt<'a>> {
+fn caller_in_cpuset<'a>(
+    state: &'a WardenState,
+    request: &AffinityRequest,
+    online: &CpuSet,
+) -> Option<(&'a Member, CpuSet)> {
     let member = calling_member(state, request)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.was_released)?;
-    let online = state.pool.online_cpus();
-    let grant = job.online_granted_cpus(&online)?;
-    let requested = request.requested_mask.intersection(&online);
+    let grant = job.online_granted_cpus(online)?;
     let is_after_grant = job.grant.as_ref().is_some_and(|grant| request.called_at >= grant.granted_at);
-    if requested.is_subset(&grant) || !is_after_grant || !state.is_in_job_cpuset(member) {
-        return None;
-    }
-    if request.target.is_some_and(|target| is_outside_job(state, target, &member.job)) {
-        return None;
-    }
-    let (job, thread) = (member.job.clone(), target_thread(state, request, member));
-    Some(AffinityAttempt { request, job, grant, requested, thread })
+    let has_target_outside = request.target.is_some_and(|target| is_outside_job(state, target, &member.job));
+    (is_after_grant && state.is_in_job_cpuset(member) && !has_target_outside).then_some((member, grant))
 }
 
 /// Returns the member (a process of a job) that made the call `request`. A process that started and exited between two
@@ -165,6 +203,19 @@ fn target_thread(
     let has_thread = |member: &&Member| member.threads.contains_key(&tid);
     let mut others = state.members.members_of_job(&member.job);
     let owner = Some(member).filter(has_thread).or_else(|| others.find(has_thread))?;
+    Some((owner.id, tid))
+}
+
+/// Like [`target_thread`], but the result is also `None` if the thread is neither of `member` nor the first thread of
+/// its process. A program that starts often makes such a call, so the processes of the job are not searched.
+fn target_within_job(
+    state: &WardenState,
+    request: &AffinityRequest,
+    member: &Member,
+) -> Option<(ProcessId, Tid)> {
+    let tid = request.target.unwrap_or(request.caller);
+    let other = state.members.get(&Pid(tid.0)).filter(|other| other.job == member.job);
+    let owner = [Some(member), other].into_iter().flatten().find(|owner| owner.threads.contains_key(&tid))?;
     Some((owner.id, tid))
 }
 

@@ -30,7 +30,8 @@ use crate::terms::{
 /// - `waiting_jobs` are the jobs with a change of their cpuset that is not complete. Such a job gets no change while it
 ///   holds cores.
 /// - `reported` has the calls of sched_setaffinity(2) for PUs (logical CPUs) outside of a job that this cycle has
-///   already reported. The masks that these calls set are not reported again.
+///   already reported. The masks that these calls set are not reported again. It also has the threads of calls for PUs
+///   of the job only: their masks are not reported.
 pub(crate) fn plan_masks(
     draft: &mut CycleDraft<'_>,
     waiting_jobs: &BTreeSet<JobId>,
@@ -69,7 +70,8 @@ pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -
 ///
 /// Writes the changes to the journal (the file with which a restarted daemon restores its state), and records the NUMA
 /// nodes of processes. Adds an event for each process of which a thread left the PUs of the job. `reported` has the
-/// processes and threads for which this cycle has already added an event: they get no second one.
+/// processes and threads for which this cycle has already added an event: they get no second one. It also has the
+/// threads for which a process of the job requested PUs of the job only: they have not left the job.
 fn plan_masks_of_job(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
@@ -86,7 +88,7 @@ fn plan_masks_of_job(
     };
     let has_partition = draft.state.cpusets.has_isolated_partition(id);
     let Some(concerned) = members_to_plan(draft, id) else { return Vec::new() };
-    let mut plans = thread_plans(draft, &grant, concerned, has_partition);
+    let mut plans = thread_plans(draft, &grant, concerned, has_partition, reported);
     match draft.policy.bindings {
         BindingPolicy::Respect => {}
         BindingPolicy::Repair => lift_overloaded_bindings(draft.state, &mut plans, &grant),
@@ -156,8 +158,8 @@ fn members_to_plan<'a>(draft: &'a CycleDraft<'_>, id: &JobId) -> Option<Vec<&'a 
 }
 
 /// Returns the threads of `members` (processes of a job) as input for the choice of their masks. `grant` has the PUs of
-/// the job. Also decides for which threads a binding (a mask of the program) that pjw had lifted is restored. These
-/// threads are left out:
+/// the job, and `reported` the threads for which a process of the job requested PUs of the job only. Also decides for
+/// which threads a binding (a mask of the program) that pjw had lifted is restored. These threads are left out:
 ///
 /// - Threads that have exited.
 /// - Threads without a mask entry (what pjw knows about the mask of a thread).
@@ -169,8 +171,10 @@ fn thread_plans<'a>(
     grant: &CpuSet,
     members: Vec<&'a Member>,
     has_isolated_partition: bool,
+    reported: &ReportedAttempts,
 ) -> Vec<ThreadPlan<'a>> {
     let state = &*draft.state;
+    let has_all_cpus = state.pool.online_cpus().is_subset(grant);
     let mut plans = Vec::new();
     for member in members {
         let in_cpuset = state.is_in_job_cpuset(member);
@@ -188,6 +192,8 @@ fn thread_plans<'a>(
             let lifted = entry.lifted_binding(&own).filter(is_lifted_by_policy);
             let was_lifted = lifted.is_some_and(|lifted| !lifted.is_restored);
             let has_lift_failed = lifted.is_some_and(|lifted| lifted.is_restored);
+            let may_have_requested_others =
+                !has_all_cpus && !reported.threads_within_job.contains(&(id.process, id.tid));
             plans.push(ThreadPlan {
                 id,
                 member,
@@ -200,6 +206,7 @@ fn thread_plans<'a>(
                 lifted: None,
                 in_cpuset,
                 follows_cpuset,
+                may_have_requested_others,
             });
         }
     }
@@ -404,8 +411,8 @@ fn kind_and_reason(
 }
 
 /// Adds one event for each process of which a thread left the PUs of its job: the program replaced the mask of pjw by a
-/// mask with PUs outside of `grant` (the PUs of `job`), or by the mask of all PUs. `actions` has the changes that
-/// repair these masks. The processes are added to `reported`. No event is added in these cases:
+/// mask with PUs outside of `grant` (the PUs of `job`), or by the mask of all PUs of the machine. `actions` has the
+/// changes that repair these masks. The processes are added to `reported`. No event is added in these cases:
 ///
 /// - `reported` already has the process.
 /// - `reported` already has the thread, and its mask is inside `grant`: the call that requested the mask was reported.

@@ -14,7 +14,7 @@ use crate::basics::{
 };
 use crate::machine::topology::Topology;
 use crate::state::address_spaces::AddressSpaceGroups;
-use crate::state::attempts::{ReportedAffinityTargets, ReportedAttemptCount};
+use crate::state::attempts::{AffinityTargets, ReportedAttemptCount};
 use crate::state::jobs::waiting::{RefusedRequest, ServingConditions};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::warden::warning_list::WarningList;
@@ -114,7 +114,10 @@ pub struct WardenState {
     pub(crate) users_with_changed_strays: BTreeSet<Uid>,
     /// The threads for which pjw reported a sched_setaffinity(2) call for PUs outside the job, and whose masks no scan
     /// has read since the call.
-    pub(crate) reported_affinity_targets: ReportedAffinityTargets,
+    pub(crate) reported_affinity_targets: AffinityTargets,
+    /// The threads for which a program made a sched_setaffinity(2) call for PUs of the job only, and whose masks no
+    /// scan has read since the call.
+    pub(crate) affinity_targets_within_job: AffinityTargets,
     /// The number of sched_setaffinity(2) calls for PUs outside the job that pjw has reported in the current minute,
     /// for each job.
     pub(crate) reported_attempt_counts: BTreeMap<JobId, ReportedAttemptCount>,
@@ -165,7 +168,8 @@ impl WardenState {
             login_pids_by_user: BTreeMap::new(),
             stray_warnings: BTreeMap::new(),
             users_with_changed_strays: BTreeSet::new(),
-            reported_affinity_targets: ReportedAffinityTargets::default(),
+            reported_affinity_targets: AffinityTargets::new(),
+            affinity_targets_within_job: AffinityTargets::new(),
             reported_attempt_counts: BTreeMap::new(),
             fork_events_complete_since: None,
             idle_groups: BTreeMap::new(),

@@ -1,11 +1,14 @@
 //! Affinity attempts: a process in a job cpuset that requests PUs outside of it is reported once.
 
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
+use pjw_core::plan::{MaskAction, MaskActionKind};
+use pjw_core::policy::Policy;
 use pjw_core::time::Nanos;
 
-use super::machine::{Machine, SECOND, cpu_set, in_cgroup, job, machine};
+use super::machine::{Machine, SECOND, cpu_set, in_cgroup, job, machine, machine_with, regular_topology};
 
 const SLURM_CGROUP: &str = "/slurmstepd.scope/job_4";
 
@@ -25,7 +28,29 @@ fn slurm_job_in_cpuset() -> Machine {
 /// Settles the machine. Returns the violations that were reported since the last command or call of this function.
 fn violations(m: &mut Machine) -> Vec<Event> {
     m.settle();
+    reported_violations(m)
+}
+
+/// The violations that were reported since the last command, or since the machine was settled last.
+fn reported_violations(m: &Machine) -> Vec<Event> {
     m.events.iter().filter(|event| event.kind == EventKind::Violation).cloned().collect()
+}
+
+/// Starts thread 11 of process 10, and lets the threads 10 and 11 run until they are pinned. Returns the PU of thread
+/// 10.
+fn pin_two_threads(m: &mut Machine) -> String {
+    m.clone_thread(10, 11);
+    (0..3).for_each(|_| {
+        m.run(&[10, 11]);
+        m.settle();
+    });
+    let pinned = m.effective_mask(10, 10);
+    assert_eq!(cpu_set(&pinned).len(), 1, "{pinned}");
+    pinned
+}
+
+fn kinds(actions: &[MaskAction]) -> Vec<MaskActionKind> {
+    actions.iter().map(|action| action.kind).collect()
 }
 
 #[test]
@@ -103,12 +128,7 @@ fn many_attempts_of_one_process_are_one_event() {
 fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
     for is_reported_before_the_change in [false, true] {
         let mut m = slurm_job_in_cpuset();
-        m.clone_thread(10, 11);
-        (0..3).for_each(|_| {
-            m.run(&[10, 11]);
-            m.settle();
-        });
-        let pinned = m.effective_mask(10, 10);
+        let pinned = pin_two_threads(&mut m);
         assert!(["4", "5"].contains(&pinned.as_str()), "{pinned}");
         m.run(&[10, 11]);
         m.add_affinity_request(10, 10, "0-7");
@@ -127,6 +147,73 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
         m.run(&[10, 11]);
         m.bind(10, 10, "4-5");
         assert!(violations(&mut m)[0].text.contains("requested every PU: its cpuset kept it on CPUs 4-5"));
+    }
+}
+
+#[test]
+fn a_request_for_every_pu_is_no_attempt_in_a_job_that_has_all_online_pus() {
+    for (offline, online, cores) in [("", "0-7", 8), ("6-7", "0-5", 6)] {
+        let cpuset_support = CpusetSupport {
+            hierarchy: CpusetHierarchy::Legacy,
+            affinity_persists: true,
+            ..CpusetSupport::default()
+        };
+        let policy = Policy { cpuset_support, ..Policy::default() };
+        let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
+        m.switch_off(offline);
+        m.spawn(10, 1, 0);
+        m.clone_thread(10, 12);
+        m.assign("a", cores, &[10]).unwrap();
+        assert_eq!(m.grant("a"), online);
+        assert!(m.state.is_in_job_cpuset(&m.state.members[&Pid(10)]));
+        m.bind(10, 12, "0");
+        pin_two_threads(&mut m);
+        // The second mask has offline PUs too, or is the same.
+        for requested in [online, "0-7"] {
+            m.run(&[10, 11]);
+            m.add_affinity_request(10, 10, requested);
+            m.bind(10, 10, requested);
+            assert_eq!(kinds(&m.settle()), [MaskActionKind::Pin], "{requested} of {online}");
+            assert_eq!(reported_violations(&m), []);
+            // A call that the affinity monitor lost.
+            m.run(&[10, 11]);
+            m.bind(10, 10, requested);
+            assert_eq!(kinds(&m.settle()), [MaskActionKind::Pin], "{requested} of {online}");
+            assert_eq!(reported_violations(&m), []);
+        }
+        assert_eq!(m.effective_mask(10, 12), "0", "the program's own choice");
+    }
+}
+
+#[test]
+fn a_request_for_the_pus_of_the_job_only_is_no_attempt_if_the_call_is_known() {
+    for is_known_before_the_change in [false, true] {
+        let mut m = slurm_job_in_cpuset();
+        let pinned = pin_two_threads(&mut m);
+        m.run(&[10, 11]);
+        m.add_affinity_request(10, 10, "4-5");
+        if is_known_before_the_change {
+            // The call is read in a scan of another process.
+            let snapshot = m.scan_only(&[20]);
+            let events = m.decide(&snapshot, &[]).events;
+            assert!(events.iter().all(|event| event.kind != EventKind::Violation), "{events:?}");
+        }
+        m.bind(10, 10, "4-5");
+        assert_eq!(kinds(&m.settle()), [MaskActionKind::Pin]);
+        assert_eq!(reported_violations(&m), []);
+        assert_eq!(m.effective_mask(10, 10), pinned);
+        // A call that is not known may have been for other PUs too.
+        m.run(&[10, 11]);
+        m.bind(10, 10, "4-5");
+        assert_eq!(kinds(&m.settle()), [MaskActionKind::Repair]);
+        assert_eq!(reported_violations(&m).len(), 1);
+        // The later of two calls was for other PUs.
+        m.run(&[10, 11]);
+        m.add_affinity_request(10, 10, "4-5");
+        m.add_affinity_request(10, 10, "0-7");
+        m.bind(10, 10, "4-5");
+        assert_eq!(kinds(&m.settle()), [MaskActionKind::Repair]);
+        assert_eq!(reported_violations(&m).len(), 1);
     }
 }
 

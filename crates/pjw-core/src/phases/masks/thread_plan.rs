@@ -28,6 +28,12 @@ pub(super) struct ThreadPlan<'a> {
     /// Whether the thread is in the cpuset of its job, and this cpuset has exactly the PUs that the job holds. A thread
     /// that requests every PU then gets all PUs of the job.
     pub(super) follows_cpuset: bool,
+    /// Whether a program that gave the thread all PUs of the job may have requested others too, which the cpuset of the
+    /// job hides. False in each of these cases:
+    ///
+    /// - The job holds all online PUs.
+    /// - A process of the job is known to have requested PUs of the job only.
+    pub(super) may_have_requested_others: bool,
 }
 
 impl ThreadPlan<'_> {
@@ -51,10 +57,12 @@ impl ThreadPlan<'_> {
         self.entry.pinned_pu().filter(|&pin| self.mask_without_pin(grant).only_pu() != Some(pin))
     }
 
-    /// Returns whether the program replaced the affinity mask that pjw had set for the thread: by a mask with PUs
-    /// (logical CPUs) outside of `grant` (the PUs of the job), or by the mask of all PUs.
+    /// Returns whether the program replaced the affinity mask that pjw had set for the thread by a mask with PUs
+    /// (logical CPUs) outside of `grant` (the PUs of the job). In a cpuset, such a mask shows only the PUs of the job.
+    /// So a mask that shows all of them counts too, if others may have been requested
+    /// ([`Self::may_have_requested_others`]).
     pub(super) fn has_left_grant(&self, grant: &CpuSet) -> bool {
-        let requested_all = self.in_cpuset && self.own == *grant;
+        let requested_all = self.in_cpuset && self.own == *grant && self.may_have_requested_others;
         self.entry.is_overridden_by_program()
             && (requested_all || !self.thread.effective_mask.is_subset(grant))
     }
