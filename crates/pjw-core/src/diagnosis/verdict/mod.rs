@@ -6,7 +6,7 @@
 use alloc::format;
 use core::fmt;
 
-use crate::basics::prelude::*;
+use crate::basics::{prelude::*, seconds_text};
 use crate::diagnosis::words;
 use crate::terms::{JobId, JobReport, JobSource, JobUsage};
 
@@ -382,10 +382,9 @@ fn cores(count: u64) -> String {
     words::counted_noun(usize::try_from(count).unwrap_or(usize::MAX), "core")
 }
 
-/// A time for people: with one digit after the point below ten seconds.
+/// Returns a time as text. It is first rounded to milliseconds, as in the report that `pjwctl report` prints.
 fn seconds(ns: u64) -> String {
-    let tenths = ns / 100_000_000;
-    if tenths < 100 { format!("{}.{} s", tenths / 10, tenths % 10) } else { format!("{} s", tenths / 10) }
+    seconds_text(ns.saturating_add(500_000) / 1_000_000)
 }
 
 /// A number in permille, printed with one digit after the point.

@@ -163,7 +163,7 @@ fn fault_4_threads_that_their_program_bound_to_one_core() {
     assert_eq!(word, "bound");
     assert_eq!(
         advice,
-        "For 60 s of 60 s threads waited beside idle cores because their own program or its launcher had bound them: do not bind \
+        "For 60.0 s of 60.0 s threads waited beside idle cores because their own program or its launcher had bound them: do not bind \
          them, or to different cores each (`srun --cpus-per-task=4`, `srun --cpu-bind=none`, OMP_PROC_BIND=false, mpirun \
          --bind-to none)."
     );
@@ -190,7 +190,7 @@ fn fault_5_threads_that_wait_for_something_else() {
     let (word, advice) = judged(&report("pbs:1.srv", 4, &[(90, 100, 0, 0), (10, 1000, 0, 1)]));
     assert_eq!(word, "waiting");
     assert!(
-        advice.contains("For 90 s of 100 s no thread ran") && advice.ends_with("`-l select=1:ncpus=1`."),
+        advice.contains("For 90.0 s of 100 s no thread ran") && advice.ends_with("`-l select=1:ncpus=1`."),
         "{advice}"
     );
     let (word, advice) = judged(&report("slurm:1", 1, &[(100, 100, 0, 0)]));
@@ -335,4 +335,16 @@ fn the_summary_has_the_figures_the_word_and_the_remedy() {
         ended_job_summary(&short, judge_ended_job(&short).as_ref()),
         "ran for 2.0 s and used 2.0 s of CPU time, 1.0 of 1 core on average"
     );
+}
+
+#[test]
+fn the_times_in_a_summary_are_rounded_as_in_the_report() {
+    let short = report("a", 1, &[(2, 1000, 0, 1)]);
+    let usage = JobUsage { cpu_ns: 149_600_000, ..short.usage };
+    let rounded = JobReport { wall_ns: 2_250_000_000, usage, ..short };
+    let text = ended_job_summary(&rounded, None);
+    assert!(text.starts_with("ran for 2.3 s and used 0.2 s of CPU time, "), "{text}");
+    let longer = JobReport { wall_ns: 22_184_000_000, ..rounded };
+    let text = ended_job_summary(&longer, None);
+    assert!(text.starts_with("ran for 22.2 s and "), "{text}");
 }

@@ -2,6 +2,7 @@
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableStyle};
 use jiff::Timestamp;
+use pjw_core::text::seconds_text;
 use pjw_ipc::report::{Report, Thousandths};
 
 use super::{Terminal, UserNames, text, user_name};
@@ -207,13 +208,9 @@ fn share_of_held_time_text(report: &Report) -> String {
     format!(", {percent} % of {} on {cores}", time(report.wall_s))
 }
 
-/// Returns a time as text in seconds, with one decimal place below 100 s. In hours and minutes from 6000 s on.
+/// Returns a time as text, as [`seconds_text`] does.
 fn time(seconds: Thousandths) -> String {
-    match seconds.0 / 1000 {
-        whole if whole < 100 => format!("{} s", tenths(seconds)),
-        whole if whole < 6000 => format!("{whole} s"),
-        whole => format!("{} h {:02} min", whole / 3600, whole / 60 % 60),
-    }
+    seconds_text(seconds.0)
 }
 
 /// Returns the number as text with one decimal place.
