@@ -25,24 +25,33 @@ pub struct Report {
     /// The time for which runnable threads waited while cores of their own job idled, summed over the threads, in
     /// seconds.
     pub waited_s: Thousandths,
-    /// The mean number of cores that the job held. 0 in a report of an older pjwd.
+    /// The time for which the job held no core, in seconds, for example because it waited for cores or was frozen. 0 in
+    /// a report of an older pjwd.
+    #[serde(default)]
+    pub without_cores_s: Thousandths,
+    /// The CPU time that the processes of the job used while it held no core, in seconds. 0 in a report of an older
+    /// pjwd.
+    #[serde(default)]
+    pub without_cores_cpu_s: Thousandths,
+    /// The mean number of cores that the job held while it held any. 0 in a report of an older pjwd.
     #[serde(default)]
     pub cores_held_mean: Thousandths,
-    /// The mean number of CPUs (hardware threads) that the job held. 0 in a report of an older pjwd.
+    /// The mean number of CPUs (hardware threads) that the job held while it held any. 0 in a report of an older pjwd.
     #[serde(default)]
     pub cpus_held_mean: Thousandths,
-    /// The mean number of CPUs that the job used.
+    /// The mean number of CPUs that the job used while it held cores.
     pub cores_used_mean: Thousandths,
-    /// The 95th percentile of the number of CPUs that the job used: it used more CPUs for at most 5 % of the time.
+    /// The 95th percentile of the number of CPUs that the job used while it held cores: it used more CPUs for at most
+    /// 5 % of this time.
     pub cores_used_p95: Thousandths,
-    /// The time for which the job used each number of CPUs, in ascending order of the numbers. At most 18 entries.
-    /// Empty in a report of an older version of pjwd.
+    /// The time for which the job used each number of CPUs while it held cores, in ascending order of the numbers. At
+    /// most 18 entries. Empty in a report of an older version of pjwd.
     #[serde(default)]
     pub use_levels: Vec<UseLevel>,
     /// The largest number of hot threads: threads that ran or waited for a CPU most of the time.
     pub threads_max: u32,
-    /// The mean number of hot threads (threads that ran or waited for a CPU most of the time). 0 in a report of an
-    /// older version of pjwd.
+    /// The mean number of hot threads (threads that ran or waited for a CPU most of the time) while the job held cores.
+    /// 0 in a report of an older version of pjwd.
     #[serde(default)]
     pub threads_mean: Thousandths,
     /// The total length of the serial phases, in seconds. In a serial phase, a job with two or more cores runs only one
@@ -91,8 +100,8 @@ pub struct Report {
     /// - `waiting`: the threads waited for something other than a core, or for other programs on the cores of the job.
     /// - `fine`: the job used its cores.
     ///
-    /// `None` if pjw gave no verdict. Examples are a job that ran for less than 10 s, a job that held no cores, and a
-    /// provision (cores that pjw keeps for a service, which may be idle).
+    /// `None` if pjw gave no verdict. Examples are a job that ran or held cores for less than 10 s, and a provision
+    /// (cores that pjw keeps for a service, which may be idle).
     pub verdict: Option<String>,
     /// The reason why `verdict` is `None`, as a part of a sentence. `None` if the report has a verdict, or if an older
     /// version of pjwd made the report.

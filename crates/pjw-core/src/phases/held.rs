@@ -17,14 +17,17 @@ pub(crate) fn held_core_counts(state: &WardenState, job: &JobId) -> (u32, u32) {
 }
 
 /// Adds the core time (number of held cores times duration) of a job to its present usage sample (its resource use
-/// during a time interval). The duration ends at `now`, in ns since boot. Must be called before each change of the
-/// grant, and before the sample ends.
+/// during a time interval), or the duration itself if the job holds no PU. The duration ends at `now`, in ns since
+/// boot. Must be called before each change of the grant, and before the sample ends.
 pub(crate) fn add_held_core_time(state: &mut WardenState, job: &JobId, now: Nanos) {
-    let (cores, _) = held_core_counts(state, job);
+    let (cores, pus) = held_core_counts(state, job);
     if let Some(open) = state.usage.usage_of_job_mut(job).filter(|open| open.sample_began_at != Nanos(0)) {
         let since = open.held_until.max(open.sample_began_at);
         let length_ns = now.0.saturating_sub(since.0);
         open.sample_held_ns = open.sample_held_ns.saturating_add(u64::from(cores).saturating_mul(length_ns));
+        if pus == 0 {
+            open.sample_without_pus_ns = open.sample_without_pus_ns.saturating_add(length_ns);
+        }
         open.held_until = open.held_until.max(now);
     }
 }

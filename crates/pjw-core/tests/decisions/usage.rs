@@ -3,7 +3,7 @@
 use pjw_core::diagnosis::verdict::judge_ended_job;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
-use pjw_core::policy::BindingPolicy;
+use pjw_core::policy::{BindingPolicy, ExhaustionPolicy};
 use pjw_core::ports::MachineInterface;
 use pjw_core::record::Record;
 use pjw_core::snapshot::{Observed, ProcessEvent};
@@ -77,6 +77,31 @@ fn cores_that_come_and_go_within_a_sample_count_for_as_long_as_they_were_held() 
     }
     let held = end(&mut machine).mean_held_cores_permille();
     assert!((2_950..=3_050).contains(&held), "{held}");
+}
+
+#[test]
+fn the_averages_of_a_job_that_waited_are_of_its_time_on_cores() {
+    let mut machine = machine();
+    machine.policy.exhaustion_policy = ExhaustionPolicy::Wait;
+    machine.advance(5 * SECOND);
+    machine.spawn(10, 1, 0);
+    machine.spawn(20, 1, 1001);
+    machine.assign("all", 8, &[10]).unwrap();
+    machine.assign("a", 1, &[20]).unwrap();
+    run(&mut machine, 15, &[20]);
+    // The job gets its core within a sample.
+    machine.run_for(&[20], 3 * SECOND / 10);
+    machine.release("all").unwrap();
+    machine.reports.clear();
+    run(&mut machine, 20, &[20]);
+    let report = end(&mut machine);
+    let usage = &report.usage;
+    assert_eq!((seconds(report.wall_ns), seconds(usage.cpu_ns)), (35, 35));
+    assert_eq!((seconds(usage.without_pus_ns), seconds(usage.without_pus_cpu_ns)), (15, 15), "{report:?}");
+    assert_eq!(report.mean_held_cores_permille(), 1000);
+    assert!((980..=1020).contains(&report.mean_used_pus_permille()), "{report:?}");
+    assert!((19..=20).contains(&seconds(usage.levels.total_ns())), "{report:?}");
+    assert_eq!(judge_ended_job(&report).unwrap().kind.name(), "fine");
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         wall_s: seconds(report.wall_ns),
         cpu_s: seconds(usage.cpu_ns),
         waited_s: seconds(usage.stranded_ns),
+        without_cores_s: seconds(usage.without_pus_ns),
+        without_cores_cpu_s: seconds(usage.without_pus_cpu_ns),
         cores_held_mean: Thousandths(report.mean_held_cores_permille()),
         cpus_held_mean: Thousandths(report.mean_held_pus_permille()),
         cores_used_mean: Thousandths(report.mean_used_pus_permille()),

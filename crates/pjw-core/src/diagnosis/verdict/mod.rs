@@ -21,6 +21,9 @@ const SLOWED_PERMILLE: u64 = 200;
 /// A condition that describes a job as a whole counts if it lasted for at least this share of the time, in permille.
 const MOST_PERMILLE: u64 = 500;
 
+/// The least time without a core, in ns, that the text about an ended job names: a shorter one would be 0.0 s.
+const MIN_NAMED_NS: u64 = 50_000_000;
+
 /// The share of a core, in permille, that is ignored when a number of needed cores is rounded up.
 const TOLERATED_PERMILLE: u64 = 100;
 
@@ -63,7 +66,8 @@ pub struct Verdict {
 ///
 /// - The job was a provision: its cores were promised to a service, and may be idle.
 /// - The job held no cores or used no CPU time.
-/// - The job ran for less than 10 s ([`MIN_MEASURED_NS`]), or the use of its cores was measured for less than 10 s.
+/// - The job ran or held cores for less than 10 s ([`MIN_MEASURED_NS`]), or the use of its cores was measured for less
+///   than 10 s.
 #[must_use]
 pub fn why_not_judged(report: &JobReport) -> Option<&'static str> {
     let usage = &report.usage;
@@ -73,7 +77,9 @@ pub fn why_not_judged(report: &JobReport) -> Option<&'static str> {
         Some("it held no cores")
     } else if report.wall_ns < MIN_MEASURED_NS {
         Some("it ran for less than 10 s")
-    } else if usage.sampled_ns < MIN_MEASURED_NS {
+    } else if report.time_with_pus_ns() < MIN_MEASURED_NS {
+        Some("it held cores for less than 10 s")
+    } else if usage.sampled_with_pus_ns() < MIN_MEASURED_NS {
         Some("its use of CPUs was measured for less than 10 s")
     } else if usage.cpu_ns == 0 {
         Some("it used no CPU time")
@@ -90,15 +96,16 @@ pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
     if why_not_judged(report).is_some() {
         return None;
     }
-    let awake_ns = usage.sampled_ns.saturating_sub(usage.asleep_ns).saturating_sub(usage.without_pus_ns);
+    let measured_ns = usage.sampled_with_pus_ns();
+    let awake_ns = measured_ns.saturating_sub(usage.asleep_ns);
     let is_well_used =
         report.mean_used_pus_permille() * 1000 >= WELL_USED_PERMILLE * report.mean_held_cores_permille();
-    let is_asleep = is_share(usage.asleep_ns, usage.sampled_ns, MOST_PERMILLE);
-    let kind = if is_share(usage.bound_ns, usage.sampled_ns, SLOWED_PERMILLE) {
+    let is_asleep = is_share(usage.asleep_ns, measured_ns, MOST_PERMILLE);
+    let kind = if is_share(usage.bound_ns, measured_ns, SLOWED_PERMILLE) {
         VerdictKind::Bound
     } else if is_share(usage.crowded_ns, awake_ns, MOST_PERMILLE) && !is_asleep {
         VerdictKind::Oversubscribed
-    } else if is_share(usage.displaced_ns, usage.sampled_ns, SLOWED_PERMILLE) {
+    } else if is_share(usage.displaced_ns, measured_ns, SLOWED_PERMILLE) {
         VerdictKind::Waiting
     } else if is_well_used {
         VerdictKind::Fine
@@ -120,7 +127,8 @@ pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
 }
 
 /// Returns a short text about an ended job, which pjw reports as an event to users. The text says how long the job ran,
-/// how much CPU time it used, and how many of its cores it used on average.
+/// how much CPU time it used, and how many of its cores it used on average while it held cores. If the job held no core
+/// for some time, the text says for how long.
 ///
 /// `verdict` is pjw's verdict on how well the job used its cores. If there is a verdict, the text begins with the name
 /// of the verdict, such as `serial`. The text then ends with the first advice of the verdict, if the verdict has any
@@ -128,12 +136,19 @@ pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
 #[must_use]
 pub fn ended_job_summary(report: &JobReport, verdict: Option<&Verdict>) -> String {
     let used = Tenths(report.mean_used_pus_permille());
-    let figures = format!(
-        "ran for {} and used {} of CPU time, {used} of {} on average",
-        seconds(report.wall_ns),
-        seconds(report.usage.cpu_ns),
-        cores(u64::from(report.usage.cores_max))
-    );
+    let (wall, cpu) = (seconds(report.wall_ns), seconds(report.usage.cpu_ns));
+    let held = cores(u64::from(report.usage.cores_max));
+    let without_ns = report.usage.without_pus_ns;
+    let figures = if without_ns < MIN_NAMED_NS {
+        format!("ran for {wall} and used {cpu} of CPU time, {used} of {held} on average")
+    } else if report.usage.held_ns == 0 {
+        format!("ran for {wall} without a core and used {cpu} of CPU time")
+    } else {
+        let without = seconds(without_ns);
+        format!(
+            "ran for {wall}, {without} of it without a core, and used {cpu} of CPU time, {used} of {held} on average"
+        )
+    };
     match verdict {
         None => figures,
         Some(Verdict { kind, advice }) => match advice.first() {
@@ -156,12 +171,13 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     let needed = if needed < held { needed } else { rounded_up(mean).min(held) };
     let used = format!("Of {} {} were used", cores(held), Tenths(mean));
     let option = option_for_cores(&report.id, needed, usage);
-    if usage.serial_ns == 0 || usage.serial_ns >= usage.sampled_ns / 10 * 9 {
+    let measured_ns = usage.sampled_with_pus_ns();
+    if usage.serial_ns == 0 || usage.serial_ns >= measured_ns / 10 * 9 {
         let ask = option.map(|option| format!(": ask for {option}")).unwrap_or_default();
         return vec![format!("{used}{ask}.")];
     }
     let serial_part =
-        format!("for {} of {} one thread ran alone", seconds(usage.serial_ns), seconds(usage.sampled_ns));
+        format!("for {} of {} one thread ran alone", seconds(usage.serial_ns), seconds(measured_ns));
     let ask = option.map(|option| format!(", or ask for {option}")).unwrap_or_default();
     vec![format!("{used}: {serial_part}. Let more threads do that part{ask}.")]
 }
@@ -205,7 +221,7 @@ fn bound_advice(report: &JobReport) -> String {
         "For {} of {} threads waited beside idle cores because their own program or its launcher had bound them: do not bind \
          them, or to different cores each ({}OMP_PROC_BIND=false, mpirun --bind-to none).",
         seconds(usage.bound_ns),
-        seconds(usage.sampled_ns),
+        seconds(usage.sampled_with_pus_ns()),
         launcher_options(&report.id, usage)
     )
 }
@@ -240,13 +256,14 @@ fn launcher_options(job: &JobId, usage: &JobUsage) -> String {
 /// possible.
 fn waiting_advice(report: &JobReport) -> Vec<String> {
     let usage = &report.usage;
-    let is_displaced = is_share(usage.displaced_ns, usage.sampled_ns, SLOWED_PERMILLE);
+    let measured_ns = usage.sampled_with_pus_ns();
+    let is_displaced = is_share(usage.displaced_ns, measured_ns, SLOWED_PERMILLE);
     if is_displaced && report.is_borrower {
         return vec![format!(
             "For {} of {} threads waited for cores that the job had borrowed and that other programs used: a job of the class \
              normal has cores of its own.",
             seconds(usage.displaced_ns),
-            seconds(usage.sampled_ns)
+            seconds(measured_ns)
         )];
     }
     if is_displaced {
@@ -254,13 +271,13 @@ fn waiting_advice(report: &JobReport) -> Vec<String> {
             "For {} of {} threads waited for cores of their own job that other programs used: tell the administrator \
              (pjwctl doctor names such programs).",
             seconds(usage.displaced_ns),
-            seconds(usage.sampled_ns)
+            seconds(measured_ns)
         )];
     }
     let slept = format!(
         "For {} of {} no thread ran: the job waited for files, the network or other processes",
         seconds(usage.asleep_ns),
-        seconds(usage.sampled_ns)
+        seconds(measured_ns)
     );
     if usage.cores_max < 2 {
         return vec![format!("{slept}, not for its core.")];

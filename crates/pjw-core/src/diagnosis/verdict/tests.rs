@@ -25,8 +25,17 @@ fn report_of(
         let (cpu_ns, wait_ns) = (cpu * SECOND / 1000, wait * SECOND / 1000);
         let held_ns = u64::from(cores) * SECOND;
         let length_ns = SECOND;
-        let sample =
-            UsageSample { length_ns, cpu_ns, wait_ns, cores, pus, held_ns, hot_threads, has_bound_waiters };
+        let sample = UsageSample {
+            length_ns,
+            cpu_ns,
+            wait_ns,
+            cores,
+            pus,
+            held_ns,
+            without_pus_ns: 0,
+            hot_threads,
+            has_bound_waiters,
+        };
         (0..length).for_each(|_| usage.add_sample(&sample));
         usage.cpu_ns += cpu_ns * length;
     }
@@ -347,4 +356,43 @@ fn the_times_in_a_summary_are_rounded_as_in_the_report() {
     let longer = JobReport { wall_ns: 22_184_000_000, ..rounded };
     let text = ended_job_summary(&longer, None);
     assert!(text.starts_with("ran for 22.2 s and "), "{text}");
+}
+
+/// The report on a job that ran for so many seconds without a core, and then on one core. It used half a PU first, and
+/// then so many permille of one.
+fn report_after_wait(waited: u64, (seconds, used, displaced): (u64, u64, u64)) -> JobReport {
+    let cores = u32::from(seconds > 0);
+    let held = report("a", cores, &[(seconds, used, displaced, 1)]);
+    let mut usage = held.usage;
+    let waiting = UsageSample { length_ns: SECOND, cpu_ns: SECOND / 2, ..UsageSample::default() };
+    (0..waited).for_each(|_| usage.add_sample(&waiting));
+    usage.cpu_ns += waited * SECOND / 2;
+    JobReport { wall_ns: usage.sampled_ns, usage, ..held }
+}
+
+#[test]
+fn a_job_that_waited_for_cores_is_judged_by_its_time_on_cores() {
+    let report = report_after_wait(15, (20, 1000, 0));
+    assert_eq!((report.mean_used_pus_permille(), report.mean_held_cores_permille()), (1000, 1000));
+    assert_eq!(report.time_with_pus_ns(), 20 * SECOND);
+    assert_eq!(judged(&report), ("fine", String::new()));
+    assert_eq!(
+        ended_job_summary(&report, judge_ended_job(&report).as_ref()),
+        "fine: ran for 35.0 s, 15.0 s of it without a core, and used 27.5 s of CPU time, 1.0 of 1 core on average"
+    );
+    let displaced = report_after_wait(100, (20, 500, 500));
+    let (word, advice) = judged(&displaced);
+    assert_eq!(word, "waiting", "a sixth of all time, and all of the time on cores");
+    assert!(advice.starts_with("For 20.0 s of 20.0 s threads waited for cores"), "{advice}");
+}
+
+#[test]
+fn a_job_that_held_cores_for_a_short_time_has_no_verdict_and_one_without_cores_no_mean() {
+    let short = report_after_wait(15, (7, 500, 500));
+    assert_eq!(why_not_judged(&short), Some("it held cores for less than 10 s"));
+    assert_eq!(judge_ended_job(&short), None);
+    let never = report_after_wait(14, (0, 0, 0));
+    assert_eq!(why_not_judged(&never), Some("it held no cores"));
+    assert_eq!((never.mean_used_pus_permille(), never.time_by_used_pus()), (0, Vec::new()));
+    assert_eq!(ended_job_summary(&never, None), "ran for 14.0 s without a core and used 7.0 s of CPU time");
 }

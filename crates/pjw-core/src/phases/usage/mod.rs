@@ -376,8 +376,8 @@ fn end_sample_when_idle(state: &mut WardenState, job: &JobId, idle_until: Option
     add_held_core_time(state, job, until);
     let (cores, pus) = held_core_counts(state, job);
     if let Some(open) = state.usage.usage_of_job_mut(job) {
-        let held_ns = core::mem::take(&mut open.sample_held_ns);
-        open.usage.add_sample(&UsageSample { length_ns, cores, pus, held_ns, ..UsageSample::default() });
+        let sample = UsageSample { length_ns, cores, pus, ..open.take_held_times(length_ns) };
+        open.usage.add_sample(&sample);
         open.sample_began_at = until;
     }
 }
@@ -417,9 +417,9 @@ fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     let (hot_threads, has_bound_waiters) = (hot.count, hot.has_bound_waiters());
     let cpus = state.grant_of(job).map(|grant| grant.cpus.clone());
     if let Some(open) = state.usage.usage_of_job_mut(job) {
-        let held_ns = core::mem::take(&mut open.sample_held_ns);
+        let held = open.take_held_times(length_ns);
         let sample =
-            UsageSample { length_ns, cpu_ns, wait_ns, cores, pus, held_ns, hot_threads, has_bound_waiters };
+            UsageSample { length_ns, cpu_ns, wait_ns, cores, pus, hot_threads, has_bound_waiters, ..held };
         open.usage.add_sample(&sample);
         (open.sample_began_at, open.sample_cpu_ns, open.sample_wait_ns) = (now, 0, 0);
         open.slow_scans = 0;

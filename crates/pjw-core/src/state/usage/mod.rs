@@ -12,7 +12,7 @@
 //! kernel less what was read of the process. docs/adr/0024 has the alternatives.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
-use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryReading, ProcessCpuTimes};
+use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryReading, ProcessCpuTimes, UsageSample};
 
 mod exit_times;
 mod processes;
@@ -62,9 +62,11 @@ pub(crate) struct RunningJobUsage {
     pub(crate) sample_wait_ns: u64,
     /// The number of cores that the job held in this sample until `held_until`, times the time, in ns.
     pub(crate) sample_held_ns: u64,
+    /// The time in this sample until `held_until` in which the job held no PU, in ns.
+    pub(crate) sample_without_pus_ns: u64,
     /// The number of scans at which this sample did not end, because the scan took too long.
     pub(crate) slow_scans: u32,
-    /// The time until which `sample_held_ns` counts, in ns since boot.
+    /// The time until which these two count, in ns since boot.
     pub(crate) held_until: Nanos,
     /// The last time at which the usage was written to the journal, in ns since boot.
     pub(crate) recorded_at: Nanos,
@@ -86,6 +88,15 @@ impl RunningJobUsage {
     pub(crate) fn add_cpu(&mut self, ns: u64) {
         self.usage.cpu_ns += ns;
         self.sample_cpu_ns += ns;
+    }
+
+    /// Ends the counting of held cores for a sample of `length_ns` ns. Returns a sample that has only these two times.
+    pub(crate) fn take_held_times(&mut self, length_ns: u64) -> UsageSample {
+        let held_ns = core::mem::take(&mut self.sample_held_ns);
+        // The time after the end of the sample counts in the next sample.
+        let without_pus_ns = self.sample_without_pus_ns.min(length_ns);
+        self.sample_without_pus_ns -= without_pus_ns;
+        UsageSample { held_ns, without_pus_ns, ..UsageSample::default() }
     }
 
     /// Returns the CPU time of the job, in ns. The result is the largest of three values: the sum over the processes of

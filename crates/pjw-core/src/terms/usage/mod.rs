@@ -56,6 +56,8 @@ pub struct UsageSample {
     /// The core time that the job held in the interval, in ns: the sum, over its cores, of the time for which the job
     /// held the core.
     pub held_ns: u64,
+    /// The part of the interval in which the job held no PU, in ns.
+    pub without_pus_ns: u64,
     /// The number of hot threads at the end of the interval. A hot thread runs or waits for a PU most of the time.
     pub hot_threads: u32,
     /// Whether a hot thread waited for a PU because its program had bound too many hot threads to the same PUs
@@ -111,7 +113,7 @@ pub struct JobUsage {
     /// The part of `cpu_ns` that a restarted daemon cannot read again, because the processes have ended, in ns.
     pub ended_cpu_ns: u64,
     /// The total length of all samples ([`UsageSample`]), in ns. Less than the run time of the job if samples are
-    /// missing.
+    /// missing. Includes `without_pus_ns`, which most of the other values leave out.
     pub sampled_ns: u64,
     /// The core time that the job held, in ns: the sum, over its cores, of the time for which the job held the core.
     pub held_ns: u64,
@@ -130,8 +132,11 @@ pub struct JobUsage {
     /// The time in which the job held PUs but hardly used them, in ns: the job had no hot thread, and used less than
     /// half a PU. A hot thread runs or waits for a PU most of the time.
     pub asleep_ns: u64,
-    /// The time in which the job held no PU, for example because it was frozen, in ns.
+    /// The time in which the job held no PU, in ns, for example because it waited for cores or was frozen.
     pub without_pus_ns: u64,
+    /// The CPU time of the job in the time `without_pus_ns`, in ns. The processes of a job that waits for cores may run
+    /// on cores that the job does not hold.
+    pub without_pus_cpu_ns: u64,
     /// The time in which the job had clearly more runnable threads than PUs, in ns.
     pub crowded_ns: u64,
     /// The CPU time of the job in the time `crowded_ns`, plus the time for which its threads waited for a PU, in ns.
@@ -192,14 +197,37 @@ impl JobUsage {
     /// Adds `sample` (the use of the job's cores in one interval) to the sums. A sample of length 0 changes
     /// nothing. The field `cpu_ns` does not change: the caller itself adds CPU time to this field whenever the
     /// CPU time of a process is read.
+    ///
+    /// If the job held PUs in a part of the interval only, the CPU time and the wait time are divided in proportion to
+    /// the time, because only their sums are known.
     pub fn add_sample(&mut self, sample: &UsageSample) {
-        let UsageSample { length_ns, wait_ns, cores, pus, hot_threads, .. } = *sample;
-        if length_ns == 0 {
-            return;
+        let length_ns = sample.length_ns;
+        // A job that has just lost its PUs is rare, and no PUs are known for the rest of its sample.
+        let without_ns = if sample.pus == 0 { length_ns } else { sample.without_pus_ns.min(length_ns) };
+        let with_ns = length_ns - without_ns;
+        let part_with_pus = |ns: u64| {
+            let part = u128::from(ns) * u128::from(with_ns) / u128::from(length_ns.max(1));
+            u64::try_from(part).unwrap_or(u64::MAX)
+        };
+        let (cpu_ns, wait_ns) = (part_with_pus(sample.cpu_ns), part_with_pus(sample.wait_ns));
+        if without_ns > 0 {
+            self.sampled_ns += without_ns;
+            self.without_pus_ns += without_ns;
+            self.without_pus_cpu_ns += sample.cpu_ns - cpu_ns;
+            self.threads_max = self.threads_max.max(sample.hot_threads);
+            self.end_serial_phase();
         }
+        if with_ns > 0 {
+            self.add_time_with_pus(&UsageSample { length_ns: with_ns, cpu_ns, wait_ns, ..*sample });
+        }
+    }
+
+    /// Adds `sample`, an interval in which the job always held PUs, to the sums.
+    fn add_time_with_pus(&mut self, sample: &UsageSample) {
+        let UsageSample { length_ns, wait_ns, cores, pus, hot_threads, .. } = *sample;
         let capacity_ns = u64::from(pus).saturating_mul(length_ns);
         // CPU time of an ended process may be read after the interval in which the process used it.
-        let cpu_ns = if pus == 0 { sample.cpu_ns } else { sample.cpu_ns.min(capacity_ns) };
+        let cpu_ns = sample.cpu_ns.min(capacity_ns);
         let used_permille = permille(cpu_ns, length_ns);
         self.sampled_ns += length_ns;
         self.held_ns = self.held_ns.saturating_add(sample.held_ns);
@@ -209,9 +237,9 @@ impl JobUsage {
         if cores > self.cores_max {
             (self.cores_max, self.pus_max) = (cores, pus);
         }
-        let stranded_ns = wait_ns.min(capacity_ns - cpu_ns.min(capacity_ns));
+        let stranded_ns = wait_ns.min(capacity_ns - cpu_ns);
         self.stranded_ns += stranded_ns;
-        let is_slowed = pus > 0 && permille(stranded_ns, length_ns) >= u64::from(cores) * STRANDED_PERMILLE;
+        let is_slowed = permille(stranded_ns, length_ns) >= u64::from(cores) * STRANDED_PERMILLE;
         let is_crowded = is_crowded(sample, cpu_ns, is_slowed);
         if is_crowded {
             self.crowded_ns += length_ns;
@@ -225,9 +253,7 @@ impl JobUsage {
         } else if is_slowed && !is_crowded {
             self.displaced_ns += length_ns;
         }
-        if pus == 0 {
-            self.without_pus_ns += length_ns;
-        } else if hot_threads == 0 && used_permille < 500 {
+        if hot_threads == 0 && used_permille < 500 {
             self.asleep_ns += length_ns;
         }
         if cores >= 2 && hot_threads <= 1 && (500..1500).contains(&used_permille) {
@@ -235,6 +261,12 @@ impl JobUsage {
         } else {
             self.end_serial_phase();
         }
+    }
+
+    /// Returns the total length of the samples ([`UsageSample`]) in which the job held PUs, in ns.
+    #[must_use]
+    pub fn sampled_with_pus_ns(&self) -> u64 {
+        self.sampled_ns.saturating_sub(self.without_pus_ns)
     }
 
     /// Ends the present serial phase of the job, if there is one. In a serial phase, a job with two or more cores
@@ -253,7 +285,7 @@ impl JobUsage {
 
 /// Returns whether clearly more threads wanted to run than the job had PUs, in the time of `sample`. `cpu_ns` is the
 /// CPU time in the sample, but at most the time that the PUs of the job can give. `is_slowed` says whether threads
-/// waited beside idle PUs of the job.
+/// waited beside idle PUs of the job. The job must have held PUs in this time.
 fn is_crowded(sample: &UsageSample, cpu_ns: u64, is_slowed: bool) -> bool {
     let UsageSample { length_ns, wait_ns, pus, hot_threads, .. } = *sample;
     let capacity_ns = u64::from(pus).saturating_mul(length_ns);
@@ -262,7 +294,7 @@ fn is_crowded(sample: &UsageSample, cpu_ns: u64, is_slowed: bool) -> bool {
     if hot_threads > pus {
         // Such a job can have a serial part in each step, in which its PUs idle.
         let may_be_serial_part = is_slowed && !sample.has_bound_waiters;
-        return pus > 0 && wanted_ns / 5 >= capacity_ns / 4 && (uses_most || may_be_serial_part);
+        return wanted_ns / 5 >= capacity_ns / 4 && (uses_most || may_be_serial_part);
     }
     // With one hot thread for each PU, the hot threads wait for helper threads, and the job is not crowded. If fewer
     // threads are hot and so many wait, processes end before they are read often enough to be hot.
@@ -298,32 +330,44 @@ pub struct JobReport {
 }
 
 impl JobReport {
-    /// Returns the mean number of PUs (logical CPUs) that the job used, in permille of one PU. This is the CPU time of
-    /// the job divided by the time from its start to its end. 0 if this time is 0.
+    /// Returns the time for which the job held PUs (logical CPUs), in ns: the time from its start to its end, except
+    /// the time in which it waited for cores or was frozen.
+    #[must_use]
+    pub fn time_with_pus_ns(&self) -> u64 {
+        self.wall_ns.saturating_sub(self.usage.without_pus_ns)
+    }
+
+    /// Returns the mean number of PUs (logical CPUs) that the job used while it held PUs, in permille of one PU. This
+    /// is its CPU time in this time divided by the time. 0 if the time is 0, or if the job never held a PU.
     #[must_use]
     pub fn mean_used_pus_permille(&self) -> u64 {
-        permille(self.usage.cpu_ns, self.wall_ns)
+        let usage = &self.usage;
+        if usage.held_ns == 0 && usage.without_pus_ns > 0 {
+            return 0;
+        }
+        permille(usage.cpu_ns.saturating_sub(usage.without_pus_cpu_ns), self.time_with_pus_ns())
     }
 
-    /// Returns the mean number of cores that the job held, in permille of one core. Each [`UsageSample`] has the
-    /// number of cores that the job held. So the mean is over the time that the samples cover (`sampled_ns`), which
-    /// can be shorter than the run of the job. 0 if there are no samples.
+    /// Returns the mean number of cores that the job held while it held any, in permille of one core. Each
+    /// [`UsageSample`] has the number of cores that the job held. So the mean is over the time that the samples cover
+    /// ([`JobUsage::sampled_with_pus_ns`]), which can be shorter than the run of the job. 0 if there are no samples.
     #[must_use]
     pub fn mean_held_cores_permille(&self) -> u64 {
-        permille(self.usage.held_ns, self.usage.sampled_ns)
+        permille(self.usage.held_ns, self.usage.sampled_with_pus_ns())
     }
 
-    /// Returns the mean number of hot threads of the job, in permille of one thread, over the time that the samples
-    /// cover. A hot thread runs or waits for a PU (logical CPU) most of the time. 0 if there are no samples.
+    /// Returns the mean number of hot threads of the job while it held PUs, in permille of one thread, over the time
+    /// that the samples cover. A hot thread runs or waits for a PU (logical CPU) most of the time. 0 if there are no
+    /// samples.
     #[must_use]
     pub fn mean_hot_threads_permille(&self) -> u64 {
-        permille(self.usage.threads_ns, self.usage.sampled_ns)
+        permille(self.usage.threads_ns, self.usage.sampled_with_pus_ns())
     }
 
-    /// Returns how long the job used each number of PUs (logical CPUs): pairs of a number of PUs and a time in ns,
-    /// sorted by the number of PUs. Each number is rounded to the nearest multiple of a step, but is at most the
-    /// largest number of PUs that the job held. The step is 1/16 of this largest number, rounded up. So there are at
-    /// most 18 pairs.
+    /// Returns how long the job used each number of PUs (logical CPUs) while it held PUs: pairs of a number of PUs and
+    /// a time in ns, sorted by the number of PUs. Each number is rounded to the nearest multiple of a step, but is at
+    /// most the largest number of PUs that the job held. The step is 1/16 of this largest number, rounded up. So there
+    /// are at most 18 pairs.
     #[must_use]
     pub fn time_by_used_pus(&self) -> Vec<(u64, u64)> {
         let step = u64::from(self.usage.pus_max).div_ceil(MAX_LEVEL_STEPS).max(1);

@@ -14,6 +14,7 @@ fn second(cpu: u64, wait: u64, hot_threads: u32) -> UsageSample {
         cores: 4,
         pus: 4,
         held_ns: 4 * SECOND,
+        without_pus_ns: 0,
         hot_threads,
         has_bound_waiters: false,
     }
@@ -73,6 +74,20 @@ fn a_job_without_pus_is_not_asleep() {
     let frozen = UsageSample { cores: 0, pus: 0, held_ns: 0, ..second(0, 0, 0) };
     let usage = usage_of([frozen, frozen]);
     assert_eq!((usage.sampled_ns, usage.asleep_ns, usage.held_ns), (2 * SECOND, 0, 0));
+    assert_eq!((usage.without_pus_ns, usage.sampled_with_pus_ns()), (2 * SECOND, 0));
+    assert_eq!(usage.levels, TimeHistogram::default(), "a time without PUs does not count as unused");
+}
+
+#[test]
+fn of_a_sample_in_which_the_job_gets_its_pus_only_the_time_with_pus_counts_as_use() {
+    let mixed = UsageSample { without_pus_ns: SECOND * 3 / 4, held_ns: SECOND, ..second(2000, 1600, 3) };
+    let usage = usage_of([mixed]);
+    assert_eq!((usage.sampled_ns, usage.without_pus_ns), (SECOND, SECOND * 3 / 4));
+    assert_eq!((usage.without_pus_cpu_ns, usage.stranded_ns), (SECOND * 3 / 2, SECOND * 4 / 10));
+    assert_eq!((usage.held_ns, usage.threads_ns), (SECOND, SECOND * 3 / 4));
+    assert_eq!(usage.levels.total_ns(), SECOND / 4);
+    let late = UsageSample { without_pus_ns: SECOND, ..second(2000, 0, 3) };
+    assert_eq!(usage_of([late]).without_pus_cpu_ns, 2 * SECOND, "the job gets its PUs at the end");
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub fn jobstats_line(report: &Report, host_name: &str, total_memory_bytes: u64) 
         return "JS1:Short\n".to_owned();
     }
     let node = json!({
-        "cpus": ((held_pus(report).0 + 500) / 1000).max(u64::from(report.cores > 0)),
+        "cpus": ((mean_pus_over_run(report) + 500) / 1000).max(u64::from(report.cores > 0)),
         "total_time": report.cpu_s,
         "used_memory": report.memory_peak.unwrap_or(0),
         "total_memory": report.memory_limit.unwrap_or(total_memory_bytes),
@@ -32,8 +32,20 @@ pub fn jobstats_line(report: &Report, host_name: &str, total_memory_bytes: u64) 
     format!("JS1:{}\n", base64(&gzip(summary.to_string().as_bytes())))
 }
 
-/// Returns the mean number of PUs (logical CPUs) that the job held, in thousandths. If `report` does not contain the
-/// mean, returns the number of PUs that the job held last, but at least the number of its cores.
+/// Returns the mean number of PUs (logical CPUs) that the job held over its whole run time, in thousandths. A reader
+/// multiplies the number by the run time, and compares the product with the CPU time.
+fn mean_pus_over_run(report: &Report) -> u64 {
+    let held = u128::from(held_pus(report).0) * u128::from(time_with_cores(report).0);
+    u64::try_from(held / u128::from(report.wall_s.0.max(1))).unwrap_or(u64::MAX)
+}
+
+/// Returns the time for which the job held cores.
+pub(super) fn time_with_cores(report: &Report) -> Thousandths {
+    Thousandths(report.wall_s.0.saturating_sub(report.without_cores_s.0))
+}
+
+/// Returns the mean number of PUs (logical CPUs) that the job held while it held cores, in thousandths. If `report`
+/// does not contain the mean, returns the number of PUs that the job held last, but at least the number of its cores.
 pub(super) fn held_pus(report: &Report) -> Thousandths {
     if report.cpus_held_mean.0 > 0 {
         return report.cpus_held_mean;
@@ -122,6 +134,8 @@ mod tests {
         assert_eq!(summary(&resized)["nodes"]["n1"]["cpus"], 3, "held on average");
         let node = json!({ "cpus": 4, "total_time": 123.456, "used_memory": 4096, "total_memory": 1 << 30 });
         assert_eq!(summary(&report), json!({ "gpus": 0, "nodes": { "n1": node }, "total_time": 61 }));
+        let waited = Report { without_cores_s: Thousandths(30_950), ..report.clone() };
+        assert_eq!(summary(&waited)["nodes"]["n1"]["cpus"], 2, "four for half of the time");
         let limited = Report { memory_limit: Some(8192), ..report };
         assert_eq!(summary(&limited)["nodes"]["n1"]["total_memory"], 8192);
     }

@@ -25,11 +25,8 @@ const MIN_ID_WIDTH: usize = 8;
 #[must_use]
 pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String {
     let escaped = text::escape_control_characters;
-    let cores = text::count_with_noun(report.cores, "core", "cores");
-    let cpus = if report.cpus.is_empty() { String::new() } else { format!(" ({})", escaped(&report.cpus)) };
     let owner = user_name(names, report.owner);
-    let mut lines =
-        vec![format!("{} of {owner}: {} on {cores}{cpus}", escaped(&report.id), time(report.wall_s))];
+    let mut lines = vec![format!("{} of {owner}: {}", escaped(&report.id), held_cores_text(report))];
     let mut add = |name: &str, value: String| {
         lines.push(text::wrap_text(&value, term.width, &format!("  {name:<12}"), &" ".repeat(14)));
     };
@@ -37,23 +34,23 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
     report.advice.iter().for_each(|advice| add("", escaped(advice)));
     add("started", escaped(&report.started));
     add("ended", escaped(&report.ended));
-    add("cpu time", format!("{}{}", time(report.cpu_s), share_of_held_time_text(report)));
-    add(
-        "cores used",
-        format!(
-            "{} on average, at most {} for 95 % of the time",
-            tenths(report.cores_used_mean),
-            tenths(report.cores_used_p95)
-        ),
-    );
+    let held_no_core = held_no_core(report);
+    if has_time_without_cores(report) && !held_no_core {
+        add("no core", format!("for {}", time(report.without_cores_s)));
+    }
+    add("cpu time", cpu_time_text(report));
+    if !held_no_core {
+        let (mean, most) = (tenths(report.cores_used_mean), tenths(report.cores_used_p95));
+        add("cores used", format!("{mean} on average, at most {most} for 95 % of the time"));
+    }
     if !report.use_levels.is_empty() {
         add("over time", levels_text(report));
     }
     add("threads", threads_text(report));
-    add(
-        "waiting",
-        format!("{} of its threads' time while it did not use all its cores", time(report.waited_s)),
-    );
+    if !held_no_core {
+        let waited = time(report.waited_s);
+        add("waiting", format!("{waited} of its threads' time while it did not use all its cores"));
+    }
     if report.serial_s.0 > 0 {
         add("serial", serial_text(report));
     }
@@ -77,6 +74,51 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
         add("incomplete", escaped(why));
     }
     lines.iter().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+/// Whether the job held no core for so long that the time is not 0.0 s as text.
+fn has_time_without_cores(report: &Report) -> bool {
+    report.without_cores_s.0 >= 50
+}
+
+/// Whether the job is known to have held no core at any time.
+fn held_no_core(report: &Report) -> bool {
+    report.cores == 0 && has_time_without_cores(report)
+}
+
+/// Returns for how long the job ran and which cores it held, as in `120 s on 4 cores (0-3)`. If it held no core for a
+/// part of the time, also returns for how long it held cores, as in `35.0 s, 20.0 s of it on 1 core (0)`.
+fn held_cores_text(report: &Report) -> String {
+    let wall = time(report.wall_s);
+    let cores = text::count_with_noun(report.cores, "core", "cores");
+    let cpus = text::escape_control_characters(&report.cpus);
+    let cpus = if cpus.is_empty() { String::new() } else { format!(" ({cpus})") };
+    if held_no_core(report) {
+        format!("{wall} without a core")
+    } else if has_time_without_cores(report) {
+        format!("{wall}, {} of it on {cores}{cpus}", time(jobstats::time_with_cores(report)))
+    } else {
+        format!("{wall} on {cores}{cpus}")
+    }
+}
+
+/// Returns the CPU time of the job. If the job held no core for a part of the time, the CPU time in this part is told
+/// apart from the other: the processes ran on cores that the job did not hold.
+fn cpu_time_text(report: &Report) -> String {
+    let share = share_of_held_time_text(report);
+    if held_no_core(report) {
+        format!("{} without a core", time(report.cpu_s))
+    } else if has_time_without_cores(report) {
+        let (held, other) = (time(cpu_time_on_cores(report)), time(report.without_cores_cpu_s));
+        format!("{held}{share}, and {other} without a core")
+    } else {
+        format!("{}{share}", time(report.cpu_s))
+    }
+}
+
+/// Returns the CPU time of the job while it held cores.
+fn cpu_time_on_cores(report: &Report) -> Thousandths {
+    Thousandths(report.cpu_s.0.saturating_sub(report.without_cores_cpu_s.0))
 }
 
 fn no_verdict_text(report: &Report) -> String {
@@ -178,26 +220,30 @@ pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp, term:
 pub fn report_line(report: &Report) -> String {
     let verdict = report.verdict.as_deref().map(|word| format!("{word}, ")).unwrap_or_default();
     let advice = report.advice.first().map(|advice| format!(". {advice}")).unwrap_or_default();
-    let line = format!(
-        "pjw: {} {verdict}{} of CPU time in {}, {} of {} used{advice}",
-        report.id,
-        time(report.cpu_s),
-        time(report.wall_s),
-        tenths(report.cores_used_mean),
-        text::count_with_noun(report.cores, "core", "cores"),
-    );
+    let used = if held_no_core(report) {
+        " without a core".to_owned()
+    } else {
+        let without = has_time_without_cores(report)
+            .then(|| format!(", {} of it without a core", time(report.without_cores_s)))
+            .unwrap_or_default();
+        let cores = text::count_with_noun(report.cores, "core", "cores");
+        format!("{without}, {} of {cores} used", tenths(report.cores_used_mean))
+    };
+    let (cpu, wall) = (time(report.cpu_s), time(report.wall_s));
+    let line = format!("pjw: {} {verdict}{cpu} of CPU time in {wall}{used}{advice}", report.id);
     text::escape_control_characters(&line) + "\n"
 }
 
 /// Returns which share of the CPU time of its cores the job used, as in `, 19 % of 1920 s on 4 cores`. The time is
-/// the run time of the job. Empty for a job that held no cores.
+/// the time for which the job held cores. Empty for a job that held no cores.
 fn share_of_held_time_text(report: &Report) -> String {
+    let held_time = jobstats::time_with_cores(report);
     // In millionths of a second.
-    let held = u128::from(report.wall_s.0) * u128::from(jobstats::held_pus(report).0);
+    let held = u128::from(held_time.0) * u128::from(jobstats::held_pus(report).0);
     if held == 0 {
         return String::new();
     }
-    let percent = u128::from(report.cpu_s.0) * 100_000 / held;
+    let percent = u128::from(cpu_time_on_cores(report).0) * 100_000 / held;
     let held_mean = report.cores_held_mean;
     // An older pjwd reports no mean. With one decimal place, a mean that is this near shows the same number.
     let cores = if held_mean.0 == 0 || held_mean.0.abs_diff(u64::from(report.cores) * 1000) < 50 {
@@ -205,7 +251,7 @@ fn share_of_held_time_text(report: &Report) -> String {
     } else {
         format!("{} cores on average", tenths(held_mean))
     };
-    format!(", {percent} % of {} on {cores}", time(report.wall_s))
+    format!(", {percent} % of {} on {cores}", time(held_time))
 }
 
 /// Returns a time as text, as [`seconds_text`] does.

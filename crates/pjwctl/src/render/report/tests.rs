@@ -142,3 +142,61 @@ fn a_hook_prints_one_line() {
     let fine = Report { verdict: None, advice: Vec::new(), cores: 1, ..report() };
     assert_eq!(report_line(&fine), "pjw: slurm:7 372 s of CPU time in 120 s, 3.1 of 1 core used\n");
 }
+
+/// A job that ran for 35 s, waited for a core for 15 s of them, and used 7.5 s of CPU time meanwhile.
+fn report_after_wait() -> Report {
+    Report {
+        cpus: "0".into(),
+        cores: 1,
+        wall_s: Thousandths(35_000),
+        cpu_s: Thousandths(22_500),
+        without_cores_s: Thousandths(15_000),
+        without_cores_cpu_s: Thousandths(7_500),
+        cores_held_mean: Thousandths(1_000),
+        cpus_held_mean: Thousandths(1_000),
+        cores_used_mean: Thousandths(750),
+        cores_used_p95: Thousandths(1_000),
+        verdict: Some("fine".into()),
+        advice: Vec::new(),
+        ..report()
+    }
+}
+
+#[test]
+fn a_report_tells_the_time_without_a_core_apart() {
+    let text = report_text(&report_after_wait(), &names(), TERMINAL);
+    for line in [
+        "slurm:7 of alice: 35.0 s, 20.0 s of it on 1 core (0)\n",
+        "  no core     for 15.0 s\n",
+        "  cpu time    15.0 s, 75 % of 20.0 s on 1 core, and 7.5 s without a core\n",
+        "  cores used  0.8 on average, at most 1.0 for 95 % of the time\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    assert_eq!(
+        report_line(&report_after_wait()),
+        "pjw: slurm:7 fine, 22.5 s of CPU time in 35.0 s, 15.0 s of it without a core, 0.8 of 1 core used\n"
+    );
+}
+
+#[test]
+fn a_report_of_a_job_that_never_held_a_core_has_no_use_of_cores() {
+    let zero = Thousandths(0);
+    let never = Report {
+        cpus: String::new(),
+        cores: 0,
+        without_cores_s: Thousandths(35_000),
+        without_cores_cpu_s: Thousandths(22_500),
+        cores_held_mean: zero,
+        cpus_held_mean: zero,
+        cores_used_mean: zero,
+        cores_used_p95: zero,
+        verdict: None,
+        ..report_after_wait()
+    };
+    let text = report_text(&never, &names(), TERMINAL);
+    assert!(text.starts_with("slurm:7 of alice: 35.0 s without a core\n"), "{text}");
+    assert!(text.contains("  cpu time    22.5 s without a core\n"), "{text}");
+    assert!(!["cores used", "  no core", "waiting"].iter().any(|line| text.contains(line)), "{text}");
+    assert_eq!(report_line(&never), "pjw: slurm:7 22.5 s of CPU time in 35.0 s without a core\n");
+}

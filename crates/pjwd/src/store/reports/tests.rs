@@ -40,6 +40,8 @@ fn full_report() -> Report {
         wall_s: Thousandths(60_000),
         cpu_s: Thousandths(2002),
         waited_s: Thousandths(3003),
+        without_cores_s: Thousandths(20_020),
+        without_cores_cpu_s: Thousandths(21_021),
         cores_held_mean: Thousandths(4004),
         cpus_held_mean: Thousandths(5005),
         cores_used_mean: Thousandths(6006),

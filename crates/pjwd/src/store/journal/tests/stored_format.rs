@@ -118,6 +118,7 @@ fn full_usage() -> JobUsage {
         serial_longest_ns: 11,
         asleep_ns: 12,
         without_pus_ns: 13,
+        without_pus_cpu_ns: 35,
         crowded_ns: 14,
         crowded_wanted_ns: 15,
         crowded_threads,
