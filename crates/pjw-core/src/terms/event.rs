@@ -10,6 +10,9 @@ use crate::terms::job::JobId;
 pub enum EventKind {
     /// Cores were granted to a job that had no cores.
     Assigned,
+    /// A job began to wait for cores: its request can't be served at present. It gets its cores as soon as enough are
+    /// free. The text has the reason.
+    Queued,
     /// At its start, the daemon detected a job cpuset of an earlier run that is missing in the journal (the file from
     /// which a restarted daemon restores its state). The job gets the cores of this cpuset, or the cpuset is removed.
     Recovered,

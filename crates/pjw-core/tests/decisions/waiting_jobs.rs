@@ -2,6 +2,7 @@
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
+use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::Pid;
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::ExhaustionPolicy;
@@ -86,6 +87,52 @@ fn the_warning_of_a_waiting_job_follows_the_free_cores_and_ends_when_the_job_is_
     check_waits(&m, "large", "1 is free");
     execute(&mut m, release("large"));
     assert_eq!(unserved(&m, "large"), Vec::<String>::new());
+}
+
+/// The job and text of each of these events that says that a job begins to wait.
+fn begun_waits(events: &[Event]) -> Vec<(String, String)> {
+    let events = events.iter().filter(|event| event.kind == EventKind::Queued);
+    events.map(|event| (event.job.as_ref().unwrap().to_string(), event.text.clone())).collect()
+}
+
+#[test]
+fn the_beginning_of_a_wait_is_an_event_and_its_continuation_is_none() {
+    let mut m = machine_with_waiting();
+    let last_begun = |m: &Machine| begun_waits(&m.last.as_ref().unwrap().events);
+    execute(&mut m, assign("a", 8, &[]));
+    assert!(last_begun(&m).is_empty());
+    m.advance(1_000_000_000);
+    execute(&mut m, assign("b", 2, &[]));
+    let begun = last_begun(&m);
+    assert!(
+        begun.len() == 1 && begun[0].0 == "manual:b" && begun[0].1.starts_with("waits for cores: 2 cores "),
+        "{begun:?}"
+    );
+    idle_cycle(&mut m);
+    assert!(last_begun(&m).is_empty());
+    execute(&mut m, assign("b", 3, &[]));
+    assert!(last_begun(&m).is_empty(), "it waits for more cores");
+    execute(&mut m, release("a"));
+    assert_eq!((m.grant("b") == "-", last_begun(&m).len()), (false, 0));
+    // A job with the same id waits again.
+    execute(&mut m, release("b"));
+    execute(&mut m, assign("a", 8, &[]));
+    execute(&mut m, assign("b", 1, &[]));
+    assert_eq!(last_begun(&m).len(), 1);
+}
+
+#[test]
+fn a_wait_that_goes_on_after_a_restart_is_no_event() {
+    let mut m = machine_with_waiting();
+    m.assign("a", 8, &[]).unwrap();
+    m.assign("b", 2, &[]).unwrap();
+    assert_eq!(begun_waits(&m.events).len(), 1);
+    m.advance(1_000_000_000);
+    let records = m.state.records();
+    m.lose_state();
+    records.into_iter().for_each(|record| m.state.apply_record(record));
+    m.settle();
+    assert_eq!((m.grant("b").as_str(), begun_waits(&m.events).len()), ("-", 0));
 }
 
 #[test]

@@ -5,7 +5,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl events                      the latest events\n  \
     pjwctl events --follow             these, and each new one\n  \
     pjwctl events --json --follow | jq 'select(.event == \"violation\")'\n\n\
-    Events of jobs: assigned, recovered, resized, released and ended; confined, violation, stray and repaired; refused; \
+    Events of jobs: assigned, queued, recovered, resized, released and ended; confined, violation, stray and repaired; refused; \
     lent, revoked and returned; rebalanced. Others: hotplug, overrun (kernel events were lost, or this reader was too slow), started, \
     stopped and reloaded. docs/contract.md has their fields.";
 

@@ -75,7 +75,7 @@ impl EventHistory {
     ///
     /// - At least 500 jobs have a list, and an event of a job without a list arrives. The lists of all ended jobs are
     ///   then dropped.
-    /// - A new job with the same id gets cores. The list then starts again for the new job.
+    /// - A new job with the same id gets cores or begins to wait for them. The list then starts again for the new job.
     pub fn record(&mut self, event: Arc<Event>, jobs: &[Arc<Job>]) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();
@@ -98,7 +98,8 @@ impl EventHistory {
             self.histories.retain(|job, _| present_jobs.contains(job.as_str()));
         }
         let history = self.histories.entry(event.job.clone()).or_default();
-        if is_new || event.event == EventKind::Assigned.name() {
+        let first_events = [EventKind::Assigned, EventKind::Queued].map(EventKind::name);
+        if is_new || first_events.contains(&event.event.as_str()) {
             let job = jobs.iter().find(|job| job.id == event.job);
             let since = job.map(|job| job.since.as_str()).unwrap_or_default();
             if history.since != since {
@@ -235,10 +236,11 @@ mod tests {
         assert_eq!(record(EventKind::Resized, "larger", &new), ["new", "larger"]);
         // The job ends and begins again before the status is published again.
         record(EventKind::Released, "over", &old);
-        assert_eq!(record(EventKind::Assigned, "third", &old), ["third"]);
-        assert_eq!(texts(&past_events.events_of_job(&old[0])), ["third"]);
+        assert_eq!(record(EventKind::Queued, "waits", &old), ["waits"]);
+        assert_eq!(record(EventKind::Assigned, "third", &old), ["waits", "third"]);
+        assert_eq!(texts(&past_events.events_of_job(&old[0])), ["waits", "third"]);
         assert!(past_events.events_of_job(&new[0]).is_empty(), "a job that had no event yet");
-        assert_eq!(past_events.all().len(), 8, "events lists them all");
+        assert_eq!(past_events.all().len(), 9, "events lists them all");
     }
 
     #[test]

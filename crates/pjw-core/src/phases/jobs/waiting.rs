@@ -8,8 +8,8 @@ use crate::state::jobs::waiting::{RefusedRequest, ServingConditions};
 use crate::state::jobs::waits_for_cores;
 use crate::state::{PuOffer, WardenState};
 use crate::terms::{
-    CgroupCreator, CpuRequest, CpusetSpec, ExhaustionPolicy, Job, JobCpuset, JobId, JobRequest, Policy,
-    Refusal,
+    CgroupCreator, CpuRequest, CpusetSpec, Event, EventKind, ExhaustionPolicy, Job, JobCpuset, JobId,
+    JobRequest, Policy, Refusal,
 };
 
 /// Grants cores to the jobs that wait for cores, the oldest job first. Provisions (jobs whose cores are promised to a
@@ -81,7 +81,8 @@ fn queue_for_cores(state: &WardenState, all: bool) -> BTreeSet<(UnixMillis, JobI
 
 /// Grants cores to the waiting job `id`, if its request can be served now. If not, stores the refusal in the state, and
 /// adds a warning unless the job holds some cores: a provision (a job whose cores are promised to a service) also waits
-/// if it holds too few. Stores no refusal if the job has no request, or if [`grant_obstacle`] returns an obstacle.
+/// if it holds too few. Also adds an event if the job begins to wait. Stores no refusal if the job has no request, or
+/// if [`grant_obstacle`] returns an obstacle.
 ///
 /// `earlier` has the refusals of earlier cycles. The refusal of this job is removed from it. If this refusal is still
 /// valid, the request is refused again without a search for cores. If `recheck` is true, no earlier refusal is valid.
@@ -121,6 +122,9 @@ fn serve_waiting_job(
         Ok((offer, shared)) => grant_offer(draft, id, &offer, shared),
         Err(refusal) => {
             if job.grant.is_none() {
+                if refused_before.is_none() {
+                    report_wait(draft, &job, &refusal);
+                }
                 warn_unserved(draft, id, &refusal);
             } else if refused_before.is_none_or(|before| before.refusal != refusal) {
                 // The warning about too few cores (`hotplug.rs`) names the refusal.
@@ -184,6 +188,17 @@ fn offer_of_own_cpuset(
     let offer = allocate_within(cpus, id, request, &state.pool, &state.topology, policy)?;
     let reasons = vec![format!("the cpuset of {path} has these CPUs")];
     Some(PuOffer { reasons, second_best: String::new(), ..offer })
+}
+
+/// Adds the event that `job` begins to wait for cores, for the reason `refusal`. Does nothing in the first decision
+/// after a restart of the daemon if the job is older: it waited before.
+fn report_wait(draft: &mut CycleDraft<'_>, job: &Job, refusal: &Refusal) {
+    let is_first_decision = draft.state.served_under.is_none();
+    if is_first_decision && job.detected_at < draft.now.wall_clock {
+        return;
+    }
+    let text = format!("waits for cores: {refusal}");
+    draft.out.events.push(Event::new(EventKind::Queued, text).with_job(&job.id));
 }
 
 /// Adds the warning that the job `id` waits for cores, for the reason `refusal`.
