@@ -76,13 +76,15 @@ fn a_delayed_daemon_warns_until_it_has_caught_up() {
         // The status follows at the end of the first cycle after the stop.
         let resumed_at = Instant::now();
         while resumed_at.elapsed() < Duration::from_secs(1) {
-            if let Some(warning) = behind_warning(&daemon) {
+            // On a busy machine, process events of other tests may have delayed the daemon before.
+            let warning = behind_warning(&daemon);
+            if let Some(warning) = warning.filter(|warning| warning.text.contains("pjwd did not run")) {
                 return Some(warning);
             }
         }
         None
     });
-    assert!(warning.text.contains(" ms") && warning.remedy.contains("cpu_budget_permille"), "{warning:?}");
+    assert!(warning.text.contains(" ms") && warning.remedy.contains("what stops pjwd"), "{warning:?}");
     wait_until("the warning is gone", || behind_warning(&daemon).is_none());
 }
 

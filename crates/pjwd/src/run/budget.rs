@@ -52,6 +52,12 @@ impl CpuBudget {
         Duration::from_nanos(owed.saturating_mul(1000) / u64::from(self.permille.max(1)))
     }
 
+    /// Returns the longest time for which the work must wait: [`CpuBudget::wait_time`] with the largest debt.
+    #[must_use]
+    pub fn longest_wait(&self) -> Duration {
+        MAX_DEBT * 1000 / self.permille.max(1)
+    }
+
     /// Returns whether the budget contains at least 25 ms of CPU time at the time `now`: half of its maximum.
     #[must_use]
     pub fn has_reserve(&mut self, now: Instant) -> bool {
@@ -96,9 +102,9 @@ mod tests {
         budget.spend(51 * MS, later);
         assert_eq!(budget.wait_time(later), MS);
         budget.spend(Duration::from_secs(60), later);
-        assert_eq!(budget.wait_time(later), 100 * MS);
+        assert_eq!((budget.wait_time(later), budget.longest_wait()), (100 * MS, 100 * MS));
         budget.set_share(100);
-        assert_eq!(budget.wait_time(later), 1000 * MS);
+        assert_eq!((budget.wait_time(later), budget.longest_wait()), (1000 * MS, 1000 * MS));
     }
 
     #[test]

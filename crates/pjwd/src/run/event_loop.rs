@@ -37,7 +37,7 @@ use borrower_records::BorrowerRecords;
 use refusals::{is_user_refusal, user_refusals};
 
 use super::daemon_records::JournalAndReports;
-use super::lateness::{LongestCycleDelay, reaction_time};
+use super::lateness::{LongestCycleDelay, WorkDelays, reaction_time};
 use super::own_mask::DaemonMask;
 use super::owner_samples::OwnerCpuSampler;
 use super::triggers::DueScans;
@@ -382,9 +382,9 @@ impl EventLoop {
         let begun = Instant::now();
         // A scan that begins before the next scan was due is not late.
         let scan_due = was_timer.then(|| self.next_scan + self.config.scan_interval());
-        let due = self.pending_since.take().into_iter().chain(scan_due);
-        let waited = due.map(|due| begun.saturating_duration_since(due)).max();
-        self.lateness.record(waited.unwrap_or_default(), begun);
+        let waited = |due: Option<Instant>| due.map(|due| begun.saturating_duration_since(due));
+        let [events, scan] = [self.pending_since.take(), scan_due].map(|due| waited(due).unwrap_or_default());
+        self.lateness.record(WorkDelays { events, scan, longest_put_off: self.budget.longest_wait() }, begun);
 
         let report = self.run_reporting_cycle(request, &commands);
         self.record_events_read(None);

@@ -125,17 +125,36 @@ pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) ->
     overlap.into_iter().chain(housekeeping).chain(oversubscribed).chain(frozen).collect()
 }
 
-/// Returns the warning that the cycles (scan, decision and changes) of pjwd begin late. `delay` is the longest recent
-/// delay.
-pub(super) fn lateness_warning(delay: Duration) -> wire::Warning {
-    wire::Warning {
-        code: "behind".to_owned(),
-        job: String::new(),
-        text: format!("pjwd is late: due work waited up to {} ms", delay.as_millis()),
-        remedy:
-            "nothing is lost; find out which program starts these processes, or raise cpu_budget_permille"
-                .to_owned(),
-    }
+/// The delay of a cycle (scan, decision and changes) of the daemon: how long after its due time the cycle began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CycleDelay {
+    /// The time from the due time to the beginning of the cycle.
+    pub length: Duration,
+    /// Whether the cycle was put off because cycles for process events had used up their CPU budget. If false, pjwd did
+    /// not run, or an earlier cycle took long.
+    pub is_by_cpu_budget: bool,
+}
+
+/// Returns the warning that the cycles (scan, decision and changes) of pjwd begin late. `longest` is the longest recent
+/// delay. The warning speaks of programs that start processes only if the CPU budget for process events caused it.
+pub(super) fn lateness_warning(longest: CycleDelay) -> wire::Warning {
+    let delay = longest.length.as_millis();
+    let (text, remedy) = if longest.is_by_cpu_budget {
+        let text = format!(
+            "pjwd is late: process events waited up to {delay} ms, because their CPU budget was used up"
+        );
+        let remedy =
+            "nothing is lost; find out which program starts these processes, or raise cpu_budget_permille";
+        (text, remedy)
+    } else {
+        let text = format!(
+            "pjwd is late: due work waited up to {delay} ms, because pjwd did not run or a cycle took long"
+        );
+        let remedy = "nothing is lost; if it goes on, find out what stops pjwd or takes its CPU, keep a core for the \
+                      system (housekeeping = \"1\"), or raise interval";
+        (text, remedy)
+    };
+    warning("behind", String::new(), text, remedy)
 }
 
 /// The warning of a daemon that was started with `--beside`.
@@ -203,6 +222,16 @@ mod tests {
 
     fn plan_warning(code: &'static str, text: &str) -> Arc<Warning> {
         Arc::new(Warning::new(code, text.to_owned(), "a remedy"))
+    }
+
+    #[test]
+    fn a_late_daemon_blames_programs_that_start_processes_only_if_their_events_used_up_the_budget() {
+        let length = Duration::from_millis(600);
+        let [by_budget, other] =
+            [true, false].map(|is_by_cpu_budget| lateness_warning(CycleDelay { length, is_by_cpu_budget }));
+        assert!(by_budget.text.contains("600 ms") && by_budget.remedy.contains("which program starts"));
+        assert!(other.text.contains("600 ms") && other.text.contains("pjwd did not run"), "{other:?}");
+        assert!(!other.remedy.contains("processes") && !other.remedy.contains("cpu_budget"), "{other:?}");
     }
 
     #[test]

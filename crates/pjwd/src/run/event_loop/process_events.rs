@@ -23,6 +23,9 @@ impl EventLoop {
         self.warden.read_process_events();
         self.warden.check_masks_of_new_forks();
         let waited_since = self.netlink_paused_since.take();
+        if waited_since.is_some() {
+            self.lateness.record_events_put_off();
+        }
         self.record_events_read(waited_since);
     }
 

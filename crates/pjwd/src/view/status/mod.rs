@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::event::{Event, EventKind};
@@ -23,6 +22,7 @@ use tracing::{info, warn};
 
 mod published;
 
+pub use super::warnings::CycleDelay;
 pub use published::PublishedStatus;
 
 use super::counts::CpuDemand;
@@ -51,9 +51,9 @@ pub struct LoopStatus {
     /// Whether the kernel reports process events (fork, exec, exit) to this daemon over netlink. If false,
     /// the daemon finds new processes only by scans.
     pub has_process_events: bool,
-    /// The longest time that a recent cycle (scan, decision and changes) waited after it was due. `None` if
-    /// no cycle of the last 5 s waited for more than 250 ms.
-    pub lateness: Option<Duration>,
+    /// The longest delay of the recent cycles (scan, decision and changes). `None` if no cycle of the last 5 s began
+    /// more than 250 ms after it was due.
+    pub lateness: Option<CycleDelay>,
     /// How pjwd detects that an owner (a job that lends cores) needs its lent cores back.
     pub demand_detection: OwnerDemandDetection,
 }
