@@ -219,7 +219,7 @@ mod tests {
         let write = |pid: u32, socket: &Path| {
             let text =
                 serde_json::json!({ "pid": pid, "socket": socket, "state_dir": "/x", "is_stopping": false });
-            std::fs::write(&lock_file, format!("{text}\nrest\":1}}\n")).unwrap();
+            fs::write(&lock_file, format!("{text}\nrest\":1}}\n")).unwrap();
         };
         write(parent, &socket);
         assert_eq!((pid(Some(own)), pid(None)), (Some(own), Some(parent)));

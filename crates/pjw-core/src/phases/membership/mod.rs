@@ -219,7 +219,9 @@ fn job_by_relation(
     let process = &known.process;
     job_by_descent(state, process)
         .or_else(|| Some((job_by_cpuset(state, process)?, MembershipEvidence::JobCpuset)))
-        .or_else(|| parent_of(state, process).map(|parent| (&parent.job, child_evidence(parent.evidence))))
+        .or_else(|| {
+            parent_member(state, process).map(|parent| (&parent.job, child_evidence(parent.evidence)))
+        })
         .or_else(|| Some((job_by_inherited_mask(state, known)?, MembershipEvidence::Parent)))
         .map(|(job, evidence)| (job.clone(), evidence))
         .or_else(|| Some((job_by_session(state, process, owners)?, MembershipEvidence::Session)))
@@ -227,7 +229,7 @@ fn job_by_relation(
 
 /// The parent of a process, if the parent is a member. The process id is not enough: the member must have started
 /// before the child. Then it is the parent, and not a later process with the same process id.
-fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member> {
+fn parent_member<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member> {
     state.members.get(&process.parent).filter(|parent| parent.id.start <= process.id.start)
 }
 
@@ -259,7 +261,7 @@ fn job_by_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Jo
     let cpuset = &managed.job_cpuset;
     let is_own = cpuset.creator != CgroupCreator::Scheduler && !managed.must_be_removed;
     let has_left = state.has_left_provision(process, &cpuset.job);
-    let is_by_parent = parent_of(state, process).is_some_and(|parent| {
+    let is_by_parent = parent_member(state, process).is_some_and(|parent| {
         let is_inside = state.process(parent.id.pid).is_some_and(|known| known.is_in_cgroup(&cpuset.path));
         // The process was born before pjw moved the parent out of the cpuset.
         let was_inside = || state.cpusets.was_moved_into_cpuset_at(parent.id, &cpuset.path);
@@ -488,7 +490,7 @@ fn update_threads_of(draft: &mut CycleDraft<'_>, pid: Pid) {
 /// Returns the affinity mask with which the job of `process` began. This is the mask of the nearest ancestor that
 /// belongs to no job, as a scan read it. `None` if it is unknown.
 fn inherited_mask(state: &WardenState, process: &Process) -> Option<CpuSet> {
-    match parent_of(state, process) {
+    match parent_member(state, process) {
         Some(parent) => parent.inherited_mask.clone(),
         None => state.process(process.parent).and_then(|parent| parent.first_thread_mask.clone()),
     }

@@ -4,7 +4,7 @@
 use crate::basics::{Pid, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::phases::jobs::keep_released_masks;
-use crate::phases::membership::{matches_rule, parent_of};
+use crate::phases::membership::{matches_rule, parent_member};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, MembershipEvidence, Policy, Process, ProvisionRule, Record};
 
@@ -81,7 +81,7 @@ fn leaving_members(
 
 /// Whether the parent of `process` is a member of `job`.
 fn has_parent_in(state: &WardenState, process: &Process, job: &JobId) -> bool {
-    parent_of(state, process).is_some_and(|parent| parent.job == *job)
+    parent_member(state, process).is_some_and(|parent| parent.job == *job)
 }
 
 /// Removes the members `leaving` from the job `job`, which goes on. Their original masks are restored from now on.

@@ -176,7 +176,7 @@ fn a_cpuset_without_a_cpu_of_this_machine_is_refused_and_leaves_nothing() {
 #[test]
 fn a_refused_change_of_a_cgroup_whose_controller_was_off_leaves_it_without_limits() {
     let Some(mut fixture) = fixture().filter(|fixture| fixture.hierarchy.is_unified) else { return };
-    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().directory_path()).unwrap();
+    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().usual_parent_path()).unwrap();
     if base.exists() {
         skip("another warden has cpusets here");
         return;
