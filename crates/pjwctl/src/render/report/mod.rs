@@ -223,9 +223,11 @@ pub fn report_line(report: &Report) -> String {
     let used = if held_no_core(report) {
         " without a core".to_owned()
     } else {
-        let without = has_time_without_cores(report)
-            .then(|| format!(", {} of it without a core", time(report.without_cores_s)))
-            .unwrap_or_default();
+        let without = if has_time_without_cores(report) {
+            format!(", {} of it without a core", time(report.without_cores_s))
+        } else {
+            String::new()
+        };
         let cores = text::count_with_noun(report.cores, "core", "cores");
         format!("{without}, {} of {cores} used", tenths(report.cores_used_mean))
     };
