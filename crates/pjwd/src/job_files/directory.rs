@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use pjw_linux::sys::clock;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::host::inode::inode_of;
+use crate::host::{directories, inode::inode_of};
 
 /// The directory of the jobs, below the state directory.
 const JOBS_DIRECTORY: &str = "jobs";
@@ -28,6 +28,8 @@ const CPUS_FILE_NAME: &str = "cpus";
 const JSON_FILE_NAME: &str = "coremap.json";
 const DIRECTORY_MODE: u32 = 0o755;
 const WANT_MODE: u32 = 0o600;
+/// The most bytes that are read from `coremap.json`. This program writes no longer file.
+const MAX_JSON_BYTES: u64 = 1 << 20;
 
 /// The error of an operation on a file or directory of a job, below `STATE_DIR/jobs`: the failed operation, the path,
 /// and the error of the kernel.
@@ -374,10 +376,14 @@ fn monotonic(at: Nanos) -> u64 {
     at.0.saturating_sub(suspended)
 }
 
-/// Returns the epoch in the file `coremap.json` at `path`. 0 if the file does not exist or can't be read.
+/// Returns the epoch in the file `coremap.json` at `path`. 0 if the file does not exist, is not a regular file of this
+/// user, can't be read, or is too long.
 fn epoch_of(path: &Path) -> u64 {
-    let text = std::fs::read_to_string(path).ok().filter(|_| is_file(path));
-    text.and_then(|text| serde_json::from_str(&text).ok()).map_or(0, |file: CoreMapFile| file.epoch)
+    let mut text = String::new();
+    let opened = directories::open_own_file(path, OpenOptions::new().read(true));
+    let read = opened.and_then(|file| file.take(MAX_JSON_BYTES).read_to_string(&mut text));
+    let file: Option<CoreMapFile> = read.ok().and_then(|_| serde_json::from_str(&text).ok());
+    file.map_or(0, |file| file.epoch)
 }
 
 /// Makes the directory `path` with the mode 0755, and returns true. If this user already owns a directory at `path`,

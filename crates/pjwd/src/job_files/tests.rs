@@ -3,8 +3,10 @@
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
+use std::sync::mpsc;
 
-use nix::unistd::geteuid;
+use nix::sys::stat::Mode;
+use nix::unistd::{geteuid, mkfifo};
 use pjw_job::layout::SEQUENCE_OFFSET;
 use pjw_job::{CoresSource, Job};
 use serde_json::{Value, json};
@@ -274,6 +276,53 @@ fn a_link_in_place_of_a_file_or_a_directory_is_replaced_and_its_target_stays() {
     }
     assert_eq!(fs::read_to_string(target.join("precious")).unwrap(), "precious");
     assert_eq!(fs::read_dir(&target).unwrap().count(), 1);
+}
+
+/// Puts a pipe, or a link to one, in the place of the file `name` of a job. Then asserts that the file is made again, by
+/// the same daemon or by the next one.
+fn assert_that_a_pipe_is_replaced(name: &str, is_link: bool, is_restarted: bool) {
+    let mut published = Published::new();
+    published.publish("a", "0-1");
+    let (path, elsewhere) = (published.path("a").join(name), published.state_dir.path().join("pipe"));
+    fs::remove_file(&path).unwrap();
+    mkfifo(if is_link { &elsewhere } else { &path }, Mode::S_IRWXU).unwrap();
+    if is_link {
+        symlink(&elsewhere, &path).unwrap();
+    }
+    if is_restarted {
+        published.restart();
+        published.publish("a", "0-1");
+    }
+    assert_eq!(published.written(), [], "{name}");
+    assert!(fs::symlink_metadata(&path).unwrap().is_file(), "{name}");
+}
+
+#[test]
+fn a_pipe_in_place_of_a_file_is_replaced_and_blocks_no_daemon() {
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || {
+        for name in ["cpus", "coremap.json", "coremap", "want"] {
+            for (is_link, is_restarted) in [(false, false), (false, true), (true, false), (true, true)] {
+                assert_that_a_pipe_is_replaced(name, is_link, is_restarted);
+            }
+        }
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(30)).unwrap();
+}
+
+#[test]
+fn the_epoch_of_a_file_that_is_too_long_counts_as_none() {
+    let mut published = Published::new();
+    published.publish("a", "0");
+    let json = published.read("a", "coremap.json").replace("\"epoch\":1,", "\"epoch\":1000,");
+    for (blanks, epoch) in [(0, 1001), (2 << 20, 1)] {
+        fs::remove_file(published.path("a").join("coremap")).unwrap();
+        fs::write(published.path("a").join("coremap.json"), " ".repeat(blanks) + &json).unwrap();
+        published.restart();
+        published.publish("a", "0");
+        assert_eq!(published.json("a")["epoch"], json!(epoch));
+    }
 }
 
 #[test]
