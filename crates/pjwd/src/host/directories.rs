@@ -8,7 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
+use nix::libc::{O_DIRECTORY, O_NOFOLLOW, O_NONBLOCK};
 use nix::unistd::Uid;
 use pjw_core::own_cgroups::OwnCgroupNames;
 use tracing::info;
@@ -235,6 +235,14 @@ pub fn open_own_file(path: &Path, options: &mut OpenOptions) -> io::Result<File>
         return Err(io::Error::other("it has a second name (hard link)"));
     }
     Ok(file)
+}
+
+/// Opens the directory `dir`, for example to lock it. `dir` may be a symbolic link to a directory.
+///
+/// # Errors
+/// If there is no directory at `dir`, or if it can't be opened. Does not wait for the other end of a pipe at `dir`.
+pub fn open_directory(dir: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(O_DIRECTORY).open(dir)
 }
 
 /// Creates an empty file at `path` that only its owner can read and write. An existing file or symbolic link

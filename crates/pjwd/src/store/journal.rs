@@ -265,14 +265,15 @@ pub fn pid_of_running_pjwd(dir: &Path) -> Option<u32> {
 /// # Errors
 /// If the directory can't be opened, or if another program has locked it exclusively.
 pub fn mark_as_stopping(dir: &Path) -> io::Result<()> {
-    let locked = Flock::lock(File::open(dir)?, FlockArg::LockSharedNonblock).map_err(|(_, errno)| errno)?;
+    let directory = directories::open_directory(dir)?;
+    let locked = Flock::lock(directory, FlockArg::LockSharedNonblock).map_err(|(_, errno)| errno)?;
     std::mem::forget(locked);
     Ok(())
 }
 
 /// Returns whether the process `pid`, which uses the journal in `dir`, is stopping: it has called [`mark_as_stopping`].
 fn is_stopping(dir: &Path, pid: u32) -> bool {
-    File::open(dir).is_ok_and(|dir| running_holder(&dir) == Some(pid))
+    directories::open_directory(dir).is_ok_and(|dir| running_holder(&dir) == Some(pid))
 }
 
 /// Opens and locks `journal.jsonl` in `dir`, and makes this file if it is missing. Also makes `dir` if it is missing:

@@ -295,6 +295,16 @@ fn a_second_daemon_on_the_same_directory_is_refused() {
 }
 
 #[test]
+fn a_pipe_in_place_of_the_state_directory_does_not_block_a_daemon_that_is_stopping() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("state");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let (sender, result) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send((mark_as_stopping(&pipe).is_ok(), is_stopping(&pipe, 1))));
+    assert_eq!(result.recv_timeout(std::time::Duration::from_secs(10)), Ok((false, false)));
+}
+
+#[test]
 fn a_daemon_that_is_stopping_does_not_count_as_one_that_runs_on() {
     let dir = tempfile::tempdir().unwrap();
     let (_journal, own) = (reopen(dir.path()), std::process::id());
