@@ -1,13 +1,15 @@
 //! The users who may connect to a Unix socket: the mode, the owner and the group of the socket file decide.
 
-use std::fs::{Metadata, Permissions};
+use std::fs::{Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
+use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use nix::unistd::{Gid, Uid, fchownat};
 
 /// The users who may connect to a Unix socket, as the mode, the owner and the group of the socket file. The kernel
 /// allows a connection to a user with write permission for the file (unix(7)).
@@ -50,17 +52,28 @@ impl SocketAccess {
         Ok(UnixListener::from(fd))
     }
 
-    /// Gives the file at `path` this mode, owner and group.
+    /// Gives the socket file at `path` this mode, owner and group. Fails if another program has put another file in its
+    /// place, such as a link to a file of another user.
     fn apply_to(&self, path: &Path) -> io::Result<()> {
-        let file = std::fs::symlink_metadata(path)?;
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+        let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+        let file = opened.metadata()?;
+        if !file.file_type().is_socket() {
+            return Err(io::Error::other("another program has replaced the new socket"));
+        }
+        let change_owner = |user: Option<Uid>, group: Option<Gid>| {
+            fchownat(&opened, "", user, group, AtFlags::AT_EMPTY_PATH)
+        };
         let (user, group) = self.owner.unwrap_or((file.uid(), file.gid()));
         if group != file.gid() {
-            lchown(path, None, Some(group))?;
+            change_owner(None, Some(Gid::from_raw(group)))?;
         }
-        std::fs::set_permissions(path, Permissions::from_mode(self.mode))?;
+        // The path could lead to another file by now.
+        let opened_path = format!("/proc/self/fd/{}", opened.as_raw_fd());
+        std::fs::set_permissions(opened_path, Permissions::from_mode(self.mode))?;
         // The owner changes last: only the owner may set the mode, and pjwd has no CAP_FOWNER under systemd.
         if user != file.uid() {
-            lchown(path, Some(user), None)?;
+            change_owner(Some(Uid::from_raw(user)), None)?;
         }
         Ok(())
     }
@@ -68,6 +81,8 @@ impl SocketAccess {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{lchown, symlink};
+
     use nix::unistd::geteuid;
 
     use super::*;
@@ -90,6 +105,17 @@ mod tests {
         let _listener = access.listen_at(&path).unwrap();
         assert_eq!(access_of(&path), access);
         assert_eq!(access.mode, 0o620);
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_new_socket_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, link) = (dir.path().join("target"), dir.path().join("pjwd.sock"));
+        std::fs::write(&target, "precious").unwrap();
+        std::fs::set_permissions(&target, Permissions::from_mode(0o600)).unwrap();
+        symlink(&target, &link).unwrap();
+        assert!(SocketAccess::EVERY_USER.apply_to(&link).is_err());
+        assert_eq!(access_of(&target).mode, 0o600);
     }
 
     #[test]
