@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use pjw_core::record::Record;
@@ -229,9 +228,7 @@ fn save_unreadable_lines(dir: &Path, lines: &[u8]) -> Option<String> {
         return None;
     }
     let path = dir.join("journal.jsonl.unreadable");
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let saved = directories::open_own_file(&path, &mut options).and_then(|mut file| file.write_all(lines));
+    let saved = directories::recreate_file(&path).and_then(|mut file| file.write_all(lines));
     let path = path.display();
     Some(match saved {
         Ok(()) => format!("lines of the journal that this version can't read are kept in {path}"),

@@ -389,6 +389,18 @@ fn planted_links_are_not_followed() {
 }
 
 #[test]
+fn a_hard_link_in_place_of_the_file_for_unreadable_lines_is_not_emptied() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("precious"), "precious").unwrap();
+    std::fs::hard_link(path("precious"), path("journal.jsonl.unreadable")).unwrap();
+    std::fs::write(path("journal.jsonl"), "garbage\n").unwrap();
+    reopen(dir.path());
+    assert_eq!(std::fs::read_to_string(path("precious")).unwrap(), "precious");
+    assert_eq!(std::fs::read_to_string(path("journal.jsonl.unreadable")).unwrap(), "garbage\n");
+}
+
+#[test]
 fn a_job_keeps_the_rule_for_its_processes_and_a_record_without_one_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let job = |name: &str, within_job| {
