@@ -105,6 +105,9 @@ impl WantedFile {
     /// Writes the number of cores `wanted` into the file `want` at `path`. `None` empties the file. `was_there` says
     /// whether the file existed before; otherwise it is new and empty. Does nothing if the file already has this
     /// number, as far as is known.
+    ///
+    /// # Errors
+    /// If the file can't be written. It keeps its former number then, and the next call tries again.
     pub(super) fn write_number(
         &mut self,
         path: &Path,
@@ -112,13 +115,17 @@ impl WantedFile {
         was_there: bool,
     ) -> io::Result<()> {
         let shown = if was_there { self.last } else { None };
-        self.last = wanted;
+        self.last = shown;
         if shown == wanted {
             return Ok(());
         }
-        (self.fault, self.is_emptied) = (None, false);
-        let mut file = options().write(true).truncate(true).open(path)?;
-        file.write_all(wanted.map_or(String::new(), |cores| format!("{cores}\n")).as_bytes())
+        let mut file = options().write(true).open(path)?;
+        let text = wanted.map_or(String::new(), |cores| format!("{cores}\n"));
+        // The file is cut only afterwards: a full file system takes no number from it.
+        file.write_all(text.as_bytes())?;
+        file.set_len(text.len() as u64)?;
+        (self.last, self.fault, self.is_emptied) = (wanted, None, false);
+        Ok(())
     }
 }
 
@@ -244,6 +251,21 @@ mod tests {
         assert_eq!(read(b"3"), (WantedFileReading::Same, None), "the fault ends with the next number");
         assert_eq!(read(b""), (WantedFileReading::MayBeUnfinished, None));
         assert_eq!(read(b""), (WantedFileReading::New(None), None), "it stayed empty");
+    }
+
+    #[test]
+    fn a_number_that_could_not_be_written_is_written_by_the_next_call() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("want");
+        let mut file = WantedFile::new(Some(100));
+        assert!(file.write_number(&path, Some(3), true).is_err(), "there is no file");
+        std::fs::write(&path, "100\n").unwrap();
+        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::Same);
+        file.write_number(&path, Some(3), true).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "3\n");
+        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::Same);
+        file.write_number(&path, None, true).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
     }
 
     #[test]
