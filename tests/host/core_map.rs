@@ -315,6 +315,7 @@ fn a_full_file_system_is_a_warning_and_the_page_is_still_written() {
     assert_eq!(job.cores().core_count, 2, "the page needs no new file");
     let told = warnings(&daemon, "core-map");
     assert!(told.len() == 1 && told[0].contains("No space left"), "{told:?}");
+    assert!(told[0].ends_with("its page coremap has the present ones"), "{told:?}");
     for number in 0..fill {
         fs::remove_file(state.join(format!("fill{number}"))).unwrap();
     }

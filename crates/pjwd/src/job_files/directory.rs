@@ -16,8 +16,8 @@ use pjw_job::layout::CoreMapContent;
 use pjw_job::{CORE_MAP_FILE_NAME, CoreMapWriter, FILE_MODE, WANTED_CORES_FILE_NAME};
 use pjw_linux::sys::clock;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
+use super::fault::{FileFault, UnpublishedPart, file_fault};
 use crate::host::{directories, inode::inode_of};
 
 /// The directory of the jobs, below the state directory.
@@ -30,32 +30,6 @@ const DIRECTORY_MODE: u32 = 0o755;
 const WANT_MODE: u32 = 0o600;
 /// The most bytes that are read from `coremap.json`. This program writes no longer file.
 const MAX_JSON_BYTES: u64 = 1 << 20;
-
-/// The error of an operation on a file or directory of a job, below `STATE_DIR/jobs`: the failed operation, the path,
-/// and the error of the kernel.
-#[derive(Debug, Error)]
-#[error("can't {operation} {path}: {source}", path = path.display())]
-pub(super) struct FileFault {
-    operation: &'static str,
-    path: PathBuf,
-    source: io::Error,
-}
-
-impl FileFault {
-    /// Returns whether the file system has no space for the file.
-    pub(super) fn is_lack_of_space(&self) -> bool {
-        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-    }
-}
-
-/// Returns a function that converts an [`io::Error`] to a [`FileFault`]. `operation` is the failed operation as a verb,
-/// such as `write`. `path` is the path of the file.
-pub(super) fn file_fault<'a>(
-    operation: &'static str,
-    path: &'a Path,
-) -> impl Fn(io::Error) -> FileFault + 'a {
-    move |source| FileFault { operation, path: path.to_owned(), source }
-}
 
 /// The content of `coremap.json`.
 #[derive(Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -245,9 +219,11 @@ impl JobDirectory {
             let page = CoreMapWriter::create(&page_path, &self.temporary, &content);
             // Programs that have mapped the former page look for the new one.
             let _ = unwritten.map(CoreMapWriter::mark_not_live);
-            self.page = Some(page.map_err(file_fault("write", &page_path))?);
+            let part = if files_written.is_ok() { UnpublishedPart::Page } else { UnpublishedPart::CoreMap };
+            let page_fault = |error| file_fault("write", &page_path)(error).with_part(part);
+            self.page = Some(page.map_err(page_fault)?);
         }
-        files_written?;
+        files_written.map_err(|fault| fault.with_part(UnpublishedPart::TextFiles))?;
         self.published = Some(core_map.clone());
         Ok(())
     }

@@ -6,6 +6,7 @@
 //! cores without it.
 
 mod directory;
+mod fault;
 mod wanted;
 mod watch;
 
@@ -20,7 +21,8 @@ use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use tracing::{debug, warn};
 
-use directory::{FileFault, JobDirectory, JobsDirectory, file_fault};
+use directory::{JobDirectory, JobsDirectory};
+use fault::{FileFault, UnpublishedPart, file_fault};
 use wanted::WantedFile;
 use watch::{FileChange, FileWatch};
 
@@ -92,7 +94,7 @@ struct PublishedJob {
     wanted_file: WantedFile,
     /// Whether the files are watched. If not, they are read in each rescan.
     is_watched: bool,
-    /// The reason why a file is not as it should be. Empty if all are.
+    /// The sentence for the warning that a file is not as it should be. `None` if all are.
     fault: Option<String>,
 }
 
@@ -126,6 +128,21 @@ impl PublishedJob {
         };
         let directory = self.directory.insert(directory);
         let map_written = directory.write_core_map(&self.content.core_map);
+        let want_written = self.write_want_file(id, is_new, watch);
+        // If both fail, the core map is more important.
+        map_written.and(want_written.map_err(|fault| fault.with_part(UnpublishedPart::WantFile)))
+    }
+
+    /// Makes the file `want` in the directory of this job, whose id is `id`, and watches the files of the job with
+    /// `watch`. `is_new` says whether this daemon has only now made or found the directory. Returns true, and does not
+    /// write the file, as [`PublishedJob::write_files`] says.
+    fn write_want_file(
+        &mut self,
+        id: &JobId,
+        is_new: bool,
+        watch: &mut FileWatch,
+    ) -> Result<bool, FileFault> {
+        let Some(directory) = &self.directory else { return Ok(false) };
         let was_there = directory.create_want_file(self.content.owner)?;
         // A new file is not watched: the watch is of the inode of the former file.
         self.is_watched &= was_there;
@@ -140,17 +157,16 @@ impl PublishedJob {
                 .write_number(&path, self.content.wanted, was_there)
                 .map_err(file_fault("write", &path))?;
         }
-        map_written.map(|()| is_to_be_read)
+        Ok(is_to_be_read)
     }
 
     /// Returns the warnings about the files of this job, whose id is `id`. There is a warning if a file can't be
     /// written, and one if the content of the file `want` (the number of cores that the job wants) is ignored.
     fn warnings(&self, id: &JobId) -> Vec<Warning> {
         let unpublished = self.fault.as_ref().map(|fault| {
-            let why = format!("programs in {id} get no core map: {fault}");
             let remedy =
                 "pjwd tries again in each rescan; check the space and the permissions of its state directory";
-            ("core-map", why, remedy)
+            ("core-map", fault.clone(), remedy)
         });
         let unread = self.wanted_file.ignored_reason().map(|ignored_reason| {
             let why = format!("the number of cores in the file want of {id} is ignored: {ignored_reason}");
@@ -251,16 +267,16 @@ impl JobFiles {
         let is_to_be_read = match written {
             Ok(is_to_be_read) => {
                 if job.fault.take().is_some() {
-                    warn!(job = %id, "the core map of {id} is published again");
+                    warn!(job = %id, "all files of {id} are published again");
                 }
                 is_to_be_read
             }
             Err(fault) => {
-                let fault = fault.to_string();
-                if job.fault.as_ref() != Some(&fault) {
-                    warn!(job = %id, "the core map of {id} can't be published: {fault}");
+                let effect = fault.describe_effect(id);
+                if job.fault.as_ref() != Some(&effect) {
+                    warn!(job = %id, "a file of {id} can't be published: {fault}");
                 }
-                job.fault = Some(fault);
+                job.fault = Some(effect);
                 false
             }
         };

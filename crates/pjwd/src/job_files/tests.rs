@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 
 use nix::sys::stat::Mode;
@@ -278,8 +279,8 @@ fn a_link_in_place_of_a_file_or_a_directory_is_replaced_and_its_target_stays() {
     assert_eq!(fs::read_dir(&target).unwrap().count(), 1);
 }
 
-/// Puts a pipe, or a link to one, in the place of the file `name` of a job. Then asserts that the file is made again, by
-/// the same daemon or by the next one.
+/// Puts a pipe, or a link to one, in the place of the file `name` of a job. Then asserts that the file is made again,
+/// by the same daemon or by the next one.
 fn assert_that_a_pipe_is_replaced(name: &str, is_link: bool, is_restarted: bool) {
     let mut published = Published::new();
     published.publish("a", "0-1");
@@ -406,6 +407,70 @@ fn a_directory_that_cannot_be_made_is_a_warning_and_is_tried_again() {
     published.files.schedule_reading_of_unwatched_files(Instant::now());
     assert_eq!((published.written(), published.files.warnings().count()), (vec![], 0));
     assert_eq!(published.read("a", "cpus"), "0\n");
+}
+
+#[test]
+fn a_warning_names_the_file_that_cannot_be_written_and_what_programs_still_find() {
+    for (names, begin, end) in [
+        (
+            &["cpus"][..],
+            "the files cpus and coremap.json of manual:a may have former cores: can't write /",
+            "ones",
+        ),
+        (&["coremap"], "programs in manual:a get no page coremap: can't write /", "have the present cores"),
+        (
+            &["coremap.json", "coremap"],
+            "programs in manual:a get no core map: can't write /",
+            "/coremap: Is a directory (os error 21)",
+        ),
+    ] {
+        let mut published = Published::new();
+        published.publish("a", "0");
+        // A file can't take the place of a directory.
+        for name in names {
+            fs::remove_file(published.path("a").join(name)).unwrap();
+            fs::create_dir(published.path("a").join(name)).unwrap();
+        }
+        assert_eq!(published.written(), []);
+        let texts: Vec<&str> = published.files.warnings().map(|warning| warning.text.as_str()).collect();
+        assert!(texts.len() == 1 && texts[0].starts_with(begin) && texts[0].ends_with(end), "{texts:?}");
+        let job = Job::in_directory(&published.path("a"));
+        assert_eq!(job.cores().source == CoresSource::CoreMap, names == ["cpus"], "{names:?}");
+    }
+}
+
+/// Starts a shell whose program file is at `path`, in the place of the file there. The kernel refuses to open the file
+/// for writing while the shell runs, except for some versions of Linux.
+fn run_program_at(path: &Path) -> Child {
+    // Another process writes the file, because a file that a child of this process has open for writing can't be
+    // executed.
+    assert!(Command::new("cp").arg("/bin/sh").arg(path).status().unwrap().success());
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
+    Command::new(path).args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn a_refused_write_of_the_wanted_cores_alone_is_another_warning_and_is_tried_again() {
+    let mut published = Published::new();
+    published.publish("a", "0-3");
+    let want = published.path("a").join("want");
+    let mut program = run_program_at(&want);
+    let is_refused = fs::File::options().write(true).open(&want).is_err();
+    published.files.publish(&id("a"), Some(JobFilesContent { wanted: Some(3), ..content("0-3") }));
+    let texts: Vec<String> = published.files.warnings().map(|warning| warning.text.clone()).collect();
+    drop(program.stdin.take());
+    program.wait().unwrap();
+    if !is_refused {
+        eprintln!("skipped: this kernel lets the file of a running program be written");
+        return;
+    }
+    assert_eq!(texts.len(), 1, "{texts:?}");
+    let begin = "the file want of manual:a is missing or has a former number: can't write /";
+    assert!(texts[0].starts_with(begin), "{texts:?}");
+    assert!(texts[0].ends_with("; its core map has the present cores"), "{texts:?}");
+    published.files.schedule_reading_of_unwatched_files(Instant::now());
+    assert_eq!((published.written(), published.files.warnings().count()), (vec![], 0));
+    assert_eq!(published.read("a", "want"), "3\n");
 }
 
 #[test]
