@@ -23,6 +23,8 @@ const MAX_REPLY: usize = 64 << 20;
 /// The time for which the client still reads bytes that have arrived already, after it has found that the deadline of a
 /// call has passed. It may find this late, because the process was stopped.
 const LATE_READING_TIME: Duration = Duration::from_millis(100);
+/// The beginning of the message of the error `Busy` for a user who is not an administrator and sends commands too often.
+pub const COMMANDS_TOO_OFTEN: &str = "you send commands too often";
 /// The maximum time for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -109,6 +111,14 @@ impl ClientError {
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Refused { error, .. } if error.ends_with(".Busy"))
+    }
+
+    /// Returns whether the daemon refused the call because this user sends commands too often. The same call can succeed
+    /// a moment later on the same connection.
+    #[must_use]
+    pub fn is_commands_too_often(&self) -> bool {
+        let Self::Refused { message, .. } = self else { return false };
+        self.is_busy() && message.starts_with(COMMANDS_TOO_OFTEN)
     }
 }
 

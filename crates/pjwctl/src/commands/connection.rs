@@ -3,18 +3,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::unistd::{Uid, User, geteuid};
 use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::job::JobId;
+use pjw_ipc::call::Assign;
 use pjw_ipc::client::{Client, ClientError, ConnectError, runtime_dir, socket_path};
-use pjw_ipc::wire::Status;
+use pjw_ipc::wire::{Job, Status};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::{output, render::UserNames};
+
+/// The time between two calls of a user who sends commands too often.
+const TIME_BETWEEN_CALLS: Duration = Duration::from_millis(250);
+/// The time after which a command says that it waits because its user sends commands too often.
+const MAX_SILENT_TIME: Duration = Duration::from_secs(1);
+/// How long a command waits because its user sends commands too often.
+const MAX_TIME_TOO_OFTEN: Duration = Duration::from_secs(600);
 
 /// The address of the daemon: the path of the socket in the option `--socket` of the command line. Without this option,
 /// the daemon's default socket is used.
@@ -87,6 +95,39 @@ pub(super) fn call_for_field<T: DeserializeOwned>(
     serde_json::from_value(value).map_err(|error| ClientError::Malformed(error.to_string()))
 }
 
+/// Makes or changes a job by the call `Assign` with `parameters`, and returns the job. If the daemon refuses the call
+/// because this user sends commands too often, sends the call again for up to ten minutes. After a second, prints why
+/// the command waits.
+///
+/// # Errors
+/// If the daemon refuses the call for another reason, or also after this time. If the connection breaks.
+pub(super) fn assign_persistently(client: &mut Client, parameters: &Assign) -> Result<Job, ClientError> {
+    repeat_while_too_often(MAX_TIME_TOO_OFTEN, || call_for_field(client, "Assign", parameters, "job"))
+}
+
+/// Calls `call` until its result is another one than the refusal that this user sends commands too often, but for at
+/// most `max_time`. Returns the last result. After [`MAX_SILENT_TIME`], prints the refusal once.
+fn repeat_while_too_often<T>(
+    max_time: Duration,
+    mut call: impl FnMut() -> Result<T, ClientError>,
+) -> Result<T, ClientError> {
+    let begin = Instant::now();
+    let mut is_reported = false;
+    loop {
+        let refusal = match call() {
+            Err(error) if error.is_commands_too_often() && begin.elapsed() < max_time => error.to_string(),
+            result => return result,
+        };
+        if !is_reported && begin.elapsed() >= MAX_SILENT_TIME {
+            is_reported = true;
+            // The rest is the advice to try again.
+            let reason = refusal.split(';').next().unwrap_or_default();
+            output::print_error(&format!("{reason}; pjwctl tries again for at most ten minutes"));
+        }
+        std::thread::sleep(TIME_BETWEEN_CALLS);
+    }
+}
+
 /// Requests the status of the daemon (`GetStatus`): the machine, its cores, the jobs and warnings.
 pub(super) fn read_status(client: &mut Client) -> Result<Status, ClientError> {
     call_for_field(client, "GetStatus", &NoParameters {}, "status")
@@ -129,6 +170,25 @@ pub(super) fn user_names(uids: impl IntoIterator<Item = u32>) -> UserNames {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_call_that_is_sent_too_often_is_repeated_and_only_for_a_time() {
+        let too_often = "you send commands too often: wait a little and try again";
+        for (message, max_time, is_repeated) in [
+            (too_often, Duration::from_millis(100), true),
+            (too_often, Duration::ZERO, false),
+            ("too many connections", Duration::from_secs(60), false),
+        ] {
+            let mut calls = 0;
+            let result: Result<(), ClientError> = repeat_while_too_often(max_time, || {
+                calls += 1;
+                let error = "org.pjw.Warden.Busy".to_owned();
+                Err(ClientError::Refused { error, message: message.to_owned() })
+            });
+            assert_eq!(result.unwrap_err().to_string(), message);
+            assert_eq!(calls > 1, is_repeated, "{message}: {calls} calls");
+        }
+    }
 
     #[test]
     fn a_reply_of_the_systems_daemon_instead_of_the_users_own_is_noticed() {

@@ -27,7 +27,7 @@ use pjw_linux::sys::affinity;
 use pjw_spawn::{CheckError, find_program};
 
 use super::connection::{
-    DaemonAddress, call_for_field, cpu_count_variables, job_directory, parse_job_id, read_status,
+    DaemonAddress, assign_persistently, cpu_count_variables, job_directory, parse_job_id, read_status,
 };
 use super::interpreter::missing_interpreter_text;
 use crate::cli::{CoreArgs, CoreCountArg, RunArgs, value_name};
@@ -79,7 +79,7 @@ pub(super) fn run(daemon: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
         fresh: Some(true),
         ..Assign::default()
     };
-    let job: Job = call_for_field(&mut client, "Assign", &parameters, "job")?;
+    let job = assign_persistently(&mut client, &parameters)?;
     let cpus = match wait_for_cores(daemon, &mut client, job.clone(), is_isolated) {
         Ok(cpus) => cpus,
         Err(error) => {

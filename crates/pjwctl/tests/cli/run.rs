@@ -344,3 +344,30 @@ fn run_sets_the_variables_that_the_daemon_names() {
     });
     assert_eq!(size_variables(&daemon, &[]), [("N".to_owned(), "1".to_owned())]);
 }
+
+#[test]
+fn run_and_spawn_wait_while_their_user_sends_commands_too_often_and_say_so_after_a_second() {
+    let refusal = "you send commands too often: a user may send 30 at once; wait a little and try again";
+    for (verb, refusals, lines) in [(&["run", "--cores", "1"][..], 1, 0), (&["spawn", "-n", "1"], 6, 1)] {
+        let assigns = AtomicUsize::new(0);
+        let daemon = Daemon::start(move |call| {
+            CallReplies::reply(match call {
+                Call::Assign(_) if assigns.fetch_add(1, Ordering::Relaxed) < refusals => {
+                    return CallReplies::busy(refusal);
+                }
+                Call::Assign(request) => Reply::Job { job: job(&request.job, &own_cpus()) },
+                Call::GetStatus => {
+                    let cores = vec![Core { cpus: own_cpus(), ..Core::default() }];
+                    Reply::Status { status: Arc::new(Status { cores, ..Status::default() }) }
+                }
+                Call::Release(_) => Reply::Released { released: vec![] },
+                other => panic!("{other:?}"),
+            })
+        });
+        let answer = answer(&mut pjwctl(&daemon.socket(), &[verb, &["--", "echo", "started"]].concat()));
+        assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
+        assert_eq!(answer.stderr.lines().count(), lines, "{answer:?}");
+        let line = "pjwctl: you send commands too often: a user may send 30 at once; pjwctl tries again";
+        assert!(lines == 0 || answer.stderr.starts_with(line), "{answer:?}");
+    }
+}

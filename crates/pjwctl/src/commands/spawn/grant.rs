@@ -14,7 +14,7 @@ use pjw_linux::sys::affinity;
 
 use crate::cli::{CoreCountArg, SpawnArgs, value_name};
 use crate::commands::connection::{
-    DaemonAddress, call_for_field, cpu_count_variables, job_directory, parse_job_id, read_status,
+    DaemonAddress, assign_persistently, cpu_count_variables, job_directory, parse_job_id, read_status,
 };
 use crate::commands::run;
 
@@ -80,7 +80,7 @@ impl Grant {
         let pid = std::process::id();
         let mut client = daemon.connect()?;
         let assign = Self::job_request(request, size, program, pid)?;
-        let refusal = match call_for_field(&mut client, "Assign", &assign, "job") {
+        let refusal = match assign_persistently(&mut client, &assign) {
             Ok(job) => return Self::of_new_job(daemon, client, job),
             // A busy daemon says nothing about the cores.
             Err(refusal @ ClientError::Refused { .. }) if !refusal.is_busy() => refusal,
@@ -96,7 +96,7 @@ impl Grant {
             // The options ask for other cores than those of the job of this process: it leaves that job for a new one.
             Some(_) if assign.keep_members.is_some() => {
                 let assign = Assign { keep_members: None, ..assign };
-                let job = call_for_field(&mut client, "Assign", &assign, "job")?;
+                let job = assign_persistently(&mut client, &assign)?;
                 Self::of_new_job(daemon, client, job)
             }
             None if request.cores.is_none() && size > 1 => {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use pjw_core::command::{Caller, Command, Reply};
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::{job::JobId, policy::DaemonMode, refusal::Refusal};
+use pjw_ipc::client::COMMANDS_TOO_OFTEN;
 use pjw_ipc::wire::Job;
 use pjw_linux::proc::thread_group::process_of_thread;
 use tracing::{debug, warn};
@@ -169,7 +170,7 @@ impl RateLimiter {
 pub fn rate_limit_message() -> String {
     let commands_per_second = Duration::from_secs(1).as_millis() / PERIOD.as_millis();
     format!(
-        "you send commands too often: a user who is not an administrator may send {BURST} at once and then {commands_per_second} a second; wait a little and try again"
+        "{COMMANDS_TOO_OFTEN}: a user who is not an administrator may send {BURST} at once and then {commands_per_second} a second; wait a little and try again"
     )
 }
 
