@@ -3,17 +3,20 @@
 //! A lock file beside the socket decides which daemon may remove a stale socket file. Two daemons that start at the
 //! same time cannot both have the lock. The kernel releases the lock when the process ends.
 
-use std::fs::{File, OpenOptions};
+mod lock_file;
+
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::Flock;
 use thiserror::Error;
 
+use self::lock_file::{is_lock_in_place, lock_socket};
 use crate::dial::{MAX_SOCKET_PATH_BYTES, dial, length_if_too_long, listener_pid, truncate_path};
 use crate::socket_access::SocketAccess;
 
@@ -50,6 +53,14 @@ pub enum BindError {
         /// The path of the socket on which the daemon was to listen.
         path: PathBuf,
         /// The kind of the existing file, as part of a sentence: `a directory` or `a file`.
+        what: &'static str,
+    },
+    /// The lock file of the socket exists, and is not a regular file.
+    #[error("can't lock {path}: it is {what}, not a regular file: remove it, or choose another --socket", path = path.display())]
+    LockNotAFile {
+        /// The path of the lock file.
+        path: PathBuf,
+        /// The kind of the existing file, as part of a sentence, such as `a symbolic link`.
         what: &'static str,
     },
     /// A file operation failed that is needed to create the socket, its directory or its lock file.
@@ -211,18 +222,6 @@ fn inode_of(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
-fn is_lock_in_place(path: &Path, lock: &File) -> bool {
-    let lock_inode = lock.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
-    lock_inode.is_some() && lock_inode == inode_of(&lock_path(path))
-}
-
-/// The path of the lock file beside the socket at `path`.
-fn lock_path(path: &Path) -> PathBuf {
-    let mut lock_path = path.as_os_str().to_owned();
-    lock_path.push(".lock");
-    PathBuf::from(lock_path)
-}
-
 fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BindError {
     let path = path.to_owned();
     move |why| BindError::Io { operation, path, why }
@@ -237,38 +236,6 @@ fn in_use_error(path: &Path, pid: Option<i32>) -> BindError {
         Some("systemd") => BindError::HeldBySystemd { path },
         _ => BindError::InUse { path, pid },
     }
-}
-
-fn not_a_file() -> io::Error {
-    io::Error::other("it is not a regular file: remove it")
-}
-
-/// Locks the lock file of the socket at `path`, so that only one daemon uses the socket. The lock file is
-/// `PATH.lock`. Makes this file if it is missing.
-///
-/// # Errors
-/// If another process holds the lock. The error has the pid of the process that listens at `path`, if this pid is
-/// known. If the lock file can't be used, for example because it is not a regular file.
-fn lock_socket(path: &Path) -> Result<Flock<File>, BindError> {
-    let lock_path = lock_path(path);
-    let mut options = OpenOptions::new();
-    // Through a symbolic link the lock file would be created at the target of the link. Opening a pipe without a reader
-    // must not block the start.
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags.bits());
-    let file = options.open(&lock_path).map_err(|why| match probe_listener(path) {
-        // The daemon of another user has a lock file that this user cannot open.
-        Listening::Process(pid) if why.kind() == io::ErrorKind::PermissionDenied => in_use_error(path, pid),
-        _ if why.raw_os_error() == Some(Errno::ENXIO as i32) => io_error("lock", &lock_path)(not_a_file()),
-        _ => io_error("make", &lock_path)(why),
-    })?;
-    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
-        return Err(io_error("lock", &lock_path)(not_a_file()));
-    }
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        Errno::EWOULDBLOCK => in_use_error(path, probe_listener(path).pid()),
-        errno => io_error("lock", &lock_path)(errno.into()),
-    })
 }
 
 /// Whether a process listens at a path.
@@ -321,17 +288,6 @@ mod tests {
         drop(first);
         assert!(!path.exists(), "a clean end removes the socket");
         bind(&path).unwrap();
-    }
-
-    #[test]
-    fn a_pipe_in_place_of_the_lock_file_is_refused_at_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("pjwd.sock");
-        let lock = dir.path().join("pjwd.sock.lock");
-        nix::unistd::mkfifo(&lock, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(refusal(&path).contains("it is not a regular file: remove it"), "{}", refusal(&path));
-        let _reader = File::options().read(true).write(true).open(&lock).unwrap();
-        assert!(refusal(&path).contains("it is not a regular file"), "a pipe with a reader");
     }
 
     #[test]
