@@ -127,6 +127,18 @@ fn beside_a_daemon_that_is_stopped_by_a_signal_each_error_names_its_process_and_
 }
 
 #[test]
+fn release_all_refuses_a_journal_that_is_a_link_without_a_target_as_a_start_does() {
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("/no/such/file", dir.path().join("journal.jsonl")).unwrap();
+    let mut command = Command::new(program_path("pjwd"));
+    let refused =
+        command.args(["--beside", "--release-all", "--state-dir"]).arg(dir.path()).output().unwrap();
+    let stderr = text(&refused.stderr);
+    assert_eq!((refused.status.code(), stderr.lines().count()), (Some(1), 1), "{refused:?}");
+    assert!(stderr.contains("journal.jsonl: it is a symbolic link; remove it"), "{stderr}");
+}
+
+#[test]
 fn an_unused_state_directory_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     for state_dir in [dir.path().to_owned(), dir.path().join("missing")] {

@@ -70,10 +70,11 @@ pub(super) struct Batch<'a> {
 /// Returns whether the directory `dir` contains the journal of an earlier daemon: the files `state.json` and
 /// `journal.jsonl`, in which pjwd records its changes. `has_state_file` says whether the earlier daemon is known to
 /// have written `state.json`. If true, this file must exist. If false, one of the two files is enough, because earlier
-/// versions of pjwd write `state.json` later.
+/// versions of pjwd write `state.json` later. A symbolic link counts as a file, also if its target does not exist:
+/// [`FileJournal::open`](super::FileJournal::open) does not follow it.
 #[must_use]
 pub fn has_journal_files(dir: &Path, has_state_file: bool) -> bool {
-    let exists = |name: &str| dir.join(name).exists();
+    let exists = |name: &str| std::fs::symlink_metadata(dir.join(name)).is_ok();
     exists(STATE) || (!has_state_file && exists(LINES))
 }
 

@@ -389,6 +389,16 @@ fn planted_links_are_not_followed() {
 }
 
 #[test]
+fn a_link_without_a_target_counts_as_a_file_of_the_journal() {
+    for (name, has_state_file) in [("journal.jsonl", false), ("state.json", false), ("state.json", true)] {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!has_journal_files(dir.path(), has_state_file));
+        std::os::unix::fs::symlink("/no/such/file", dir.path().join(name)).unwrap();
+        assert!(has_journal_files(dir.path(), has_state_file), "{name}");
+    }
+}
+
+#[test]
 fn a_hard_link_in_place_of_the_file_for_unreadable_lines_is_not_emptied() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
