@@ -274,6 +274,7 @@ fn more_instances_than_there_is_room_for_descriptors_are_refused_beforehand() {
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.starts_with("pjwctl: nothing was started: the instances need "), "{error}");
+    assert!(error.contains(" that are open, and a reserve of 64, this is "), "{error}");
     assert!(
         error.contains("at most 1024 may be open (RLIMIT_NOFILE)") && error.lines().count() == 1,
         "{error}"

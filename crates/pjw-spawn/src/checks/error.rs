@@ -4,6 +4,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use thiserror::Error;
 
+use super::room::SPARE_DESCRIPTORS;
 use crate::arguments::ArgumentError;
 use crate::replicate::ReplicaError;
 use crate::tasks::room::AddressSpaceError;
@@ -85,12 +86,17 @@ pub enum CheckError {
     /// The hard limit of open descriptors (`RLIMIT_NOFILE`) is too low. Each instance needs a descriptor, its
     /// pidfd, until it has ended.
     #[error(
-        "the instances need {wanted} descriptors, with the open ones {needed}, and at most {limit} may be open \
-         (RLIMIT_NOFILE); start fewer, or raise the hard limit with ulimit -Hn {needed}"
+        "the instances need {wanted} descriptors: with {}a reserve of {reserve}, this is {needed}, and at most {limit} \
+         may be open (RLIMIT_NOFILE); {}raise the hard limit with ulimit -Hn {needed}",
+        open_descriptors_text(*.open),
+        fewer_instances_text(*.open, *.limit),
+        reserve = SPARE_DESCRIPTORS
     )]
     DescriptorLimit {
         /// The number of descriptors that the instances need.
         wanted: usize,
+        /// The number of descriptors that are open now. 0 if it is unknown.
+        open: u64,
         /// The total number of descriptors: those for the instances, those that are open now, and a reserve
         /// of 64.
         needed: u64,
@@ -132,7 +138,36 @@ fn starters_text(starters: u64) -> String {
     }
 }
 
+fn open_descriptors_text(open: u64) -> String {
+    if open == 0 { String::new() } else { format!("{open} that are open, and ") }
+}
+
+/// Returns the remedy to start fewer instances. Empty if `limit` does not allow a single one beside the `open`
+/// descriptors.
+fn fewer_instances_text(open: u64, limit: u64) -> &'static str {
+    if limit > open + SPARE_DESCRIPTORS { "start fewer, or " } else { "" }
+}
+
 /// Returns the text of a list of CPUs or NUMA nodes. An empty list is `none`.
 fn list_text(list: &CpuSet) -> String {
     if list.is_empty() { "none".to_owned() } else { list.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_the_descriptor_limit_says_what_is_counted_and_advises_only_what_helps() {
+        let text =
+            |open, needed, limit| CheckError::DescriptorLimit { wanted: 6, open, needed, limit }.to_string();
+        assert_eq!(
+            text(5, 75, 5),
+            "the instances need 6 descriptors: with 5 that are open, and a reserve of 64, this is 75, and at most 5 \
+             may be open (RLIMIT_NOFILE); raise the hard limit with ulimit -Hn 75"
+        );
+        let unknown = text(0, 70, 4);
+        assert!(unknown.contains("descriptors: with a reserve of 64, this is 70"), "{unknown}");
+        assert!(text(5, 75, 70).contains("; start fewer, or raise the hard limit"), "{}", text(5, 75, 70));
+    }
 }

@@ -15,7 +15,7 @@ use super::error::CheckError;
 use crate::instance::Instance;
 
 /// Descriptors that the caller may need beside those of the instances.
-const SPARE_DESCRIPTORS: u64 = 64;
+pub(super) const SPARE_DESCRIPTORS: u64 = 64;
 /// The open descriptors are counted only if the instances need more than the limit divided by this number.
 const UNCOUNTED_SHARE: u64 = 8;
 /// Held by the thread that raises the limit of open descriptors. Another thread could set a lower limit in between.
@@ -186,29 +186,30 @@ fn check_limits(
 }
 
 /// Raises the soft limit of open descriptors (`RLIMIT_NOFILE`) of the calling process if this limit does not allow
-/// `additional_descriptors` more descriptors and a reserve of 64. [`crate::SpawnContext::start`] calls this function,
-/// because each started process needs a pidfd. The started processes do not get the raised limit. Their limit is that
-/// of the calling process when the [`crate::SpawnContext`] was made.
+/// `wanted` more descriptors and a reserve of 64. [`crate::SpawnContext::start`] calls this function, because each
+/// started process needs a pidfd. The started processes do not get the raised limit. Their limit is that of the calling
+/// process when the [`crate::SpawnContext`] was made.
 ///
 /// # Errors
 /// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit can't be
 /// changed.
-pub fn raise_descriptor_limit(additional_descriptors: usize) -> Result<(), CheckError> {
+pub fn raise_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
     let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
-    let needed = additional_descriptors as u64 + SPARE_DESCRIPTORS;
+    let needed = wanted as u64 + SPARE_DESCRIPTORS;
     // Counting the open descriptors takes longer than the start of a process.
     if needed * UNCOUNTED_SHARE <= soft {
         return Ok(());
     }
     let _changing = LIMIT_CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
-    let open = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64);
+    // One of them is that of the directory itself.
+    let open = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.skip(1).count() as u64);
     let needed = needed + open;
     if needed <= soft {
         return Ok(());
     }
     if needed > hard {
-        return Err(CheckError::DescriptorLimit { wanted: additional_descriptors, needed, limit: hard });
+        return Err(CheckError::DescriptorLimit { wanted, open, needed, limit: hard });
     }
     setrlimit(Resource::RLIMIT_NOFILE, needed, hard).map_err(|errno| CheckError::SystemCall {
         what: "the limit of open descriptors can't be raised",

@@ -268,7 +268,13 @@ fn verify_grant(job: &Job) -> anyhow::Result<CpuSet> {
 /// Returns the affinity mask of a thread of this process that is not confined to `cpus`. `None` if there is no such
 /// thread.
 fn mask_outside(cpus: &CpuSet) -> anyhow::Result<Option<CpuSet>> {
-    let masks = own_masks().map_err(|error| anyhow!("can't read this process's CPU mask: {error}"))?;
+    let masks = own_masks().map_err(|error| {
+        let remedy = match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::EMFILE | Errno::ENFILE) => "raise the limit of open files (ulimit -n)",
+            _ => "check that /proc is mounted and shows this process",
+        };
+        anyhow!("can't read this process's CPU mask: {error}; {remedy}")
+    })?;
     Ok(masks.into_iter().find(|mask| mask.is_empty() || !mask.is_subset(cpus)))
 }
 

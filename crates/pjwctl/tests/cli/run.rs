@@ -179,6 +179,17 @@ fn the_command_is_not_started_if_it_cannot_be_confined_to_its_cores() {
 }
 
 #[test]
+fn a_limit_of_open_files_that_leaves_none_for_the_check_of_the_mask_is_named() {
+    let daemon = granting_daemon(own_cpus());
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 4; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_pjwctl")]);
+    command.args(["run", "--cores", "1", "--", "echo", "started"]).env("PJW_SOCKET", daemon.socket());
+    let answer = answer(&mut command);
+    assert_refused(&answer, "Too many open files (os error 24); raise the limit of open files (ulimit -n)");
+    assert!(was_released(&daemon));
+}
+
+#[test]
 fn the_command_is_not_started_if_its_job_has_no_cores() {
     let daemon = granting_daemon(String::new());
     let answer = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "echo", "started"]));
