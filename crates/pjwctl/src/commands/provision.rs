@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
-use nix::unistd::User;
+use nix::unistd::{User, geteuid};
 use pjw_core::ids::Uid;
 use pjw_core::job::ProvisionRule;
 use pjw_ipc::call::{self, JobParameter};
@@ -40,12 +40,39 @@ pub(super) fn unprovision(daemon: &DaemonAddress, name: &str) -> anyhow::Result<
     let status = read_status(&mut client)?;
     match status.jobs.iter().find(|other| other.id == job) {
         None => bail!("there is no job {job}: pjwctl provision --list shows the provisions"),
-        Some(found) if found.provision.is_none() => {
-            bail!("{job} is not a provision: pjwctl release {job} releases it")
-        }
+        Some(found) if found.provision.is_none() => bail!(other_job_text(found, geteuid().as_raw())),
         Some(_) => {}
     }
     let released: Vec<String> = call_for_field(&mut client, "Release", &JobParameter { job }, "released")?;
     output::print(&render::jobs::released_jobs_text(&released))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the error text for the job `job`, which is not a provision. `uid` is the user of this process. The text
+/// advises the user to release the job only if the user surely may: pjwctl does not know the administrators.
+fn other_job_text(job: &Job, uid: u32) -> String {
+    let Job { id, owner, .. } = job;
+    if uid == 0 || uid == *owner {
+        format!("{id} is not a provision: pjwctl release {id} releases it")
+    } else {
+        format!(
+            "{id} is no provision, and belongs to user {owner}: only its owner or an administrator may release it"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_user_who_may_release_a_job_that_is_no_provision_is_advised_to_do_so() {
+        let job = Job { id: "manual:web".to_owned(), owner: 4002, ..Job::default() };
+        for uid in [0, 4002] {
+            let text = other_job_text(&job, uid);
+            assert_eq!(text, "manual:web is not a provision: pjwctl release manual:web releases it");
+        }
+        let text = other_job_text(&job, 4001);
+        assert!(!text.contains("pjwctl release") && text.contains("belongs to user 4002"), "{text}");
+    }
 }
