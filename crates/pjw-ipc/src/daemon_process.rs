@@ -3,10 +3,13 @@
 //! effect then.
 
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
 use serde::Deserialize;
 
 use crate::service_commands::has_systemd;
@@ -14,6 +17,8 @@ use crate::service_commands::has_systemd;
 /// The name of the lock file of a daemon, in the directory [`lock_dir`](crate::client::lock_dir). The daemon writes its
 /// pid and the path of its socket to this file.
 pub const LOCK_FILE_NAME: &str = "warden.lock";
+/// The most bytes that are read from a lock file: two paths and a number.
+const MAX_LOCK_FILE_BYTES: u64 = 64 << 10;
 
 /// The process of a pjwd, as far as it is known: its pid, and which program possibly started it. The `Display` text is
 /// the name of the process in a sentence, such as `pjwd (process 812)`.
@@ -161,6 +166,9 @@ fn is_service_manager(pid: u32) -> bool {
 
 /// Returns the pid in the lock file at `lock_file`, if the file says that this process has the socket `socket`, and the
 /// process exists. `None` also if this user may not read the file.
+///
+/// Another user can make the directory of the file below `/tmp`. So a file of another user is not read, and a pipe does
+/// not block.
 fn pid_in_lock_file(lock_file: &Path, socket: &Path) -> Option<u32> {
     /// The fields of the lock file that are read here.
     #[derive(Deserialize)]
@@ -169,7 +177,11 @@ fn pid_in_lock_file(lock_file: &Path, socket: &Path) -> Option<u32> {
         socket: Option<String>,
     }
 
-    let text = fs::read(lock_file).ok()?;
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(lock_file).ok()?;
+    file.metadata().ok().filter(|meta| meta.is_file() && meta.uid() == geteuid().as_raw())?;
+    let mut text = Vec::new();
+    file.take(MAX_LOCK_FILE_BYTES).read_to_end(&mut text).ok()?;
     // The rest of an earlier, longer text may follow.
     let holder: Holder = serde_json::Deserializer::from_slice(&text).into_iter().next()?.ok()?;
     let exists = Path::new(&format!("/proc/{}", holder.pid)).exists();
@@ -227,6 +239,27 @@ mod tests {
         assert_eq!(pid(None), None, "the lock file of a daemon with another socket");
         write(u32::MAX >> 1, &socket);
         assert_eq!(pid(None), None, "the process has ended");
+    }
+
+    #[test]
+    fn a_lock_file_of_another_user_or_that_is_no_regular_file_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (lock_file, target, socket) =
+            (dir.path().join(LOCK_FILE_NAME), dir.path().join("target"), dir.path().join("s"));
+        let text = serde_json::json!({ "pid": std::process::id(), "socket": socket }).to_string();
+        std::fs::write(&target, text).unwrap();
+        assert_eq!(pid_in_lock_file(&target, &socket), Some(std::process::id()));
+        std::os::unix::fs::symlink(&target, &lock_file).unwrap();
+        assert_eq!(pid_in_lock_file(&lock_file, &socket), None, "a link");
+        // In a user namespace with a single user, the owner can't be changed.
+        if geteuid().is_root() && std::os::unix::fs::chown(&target, Some(1), None).is_ok() {
+            assert_eq!(pid_in_lock_file(&target, &socket), None, "a file of another user");
+        }
+        let pipe = dir.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let (sender, result) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(pid_in_lock_file(&pipe, &socket)));
+        assert_eq!(result.recv_timeout(std::time::Duration::from_secs(10)), Ok(None));
     }
 
     #[test]
