@@ -247,7 +247,7 @@ mod tests {
         let (lock_file, target, socket) =
             (dir.path().join(LOCK_FILE_NAME), dir.path().join("target"), dir.path().join("s"));
         let text = serde_json::json!({ "pid": std::process::id(), "socket": socket }).to_string();
-        std::fs::write(&target, text).unwrap();
+        fs::write(&target, text).unwrap();
         assert_eq!(pid_in_lock_file(&target, &socket), Some(std::process::id()));
         std::os::unix::fs::symlink(&target, &lock_file).unwrap();
         assert_eq!(pid_in_lock_file(&lock_file, &socket), None, "a link");
