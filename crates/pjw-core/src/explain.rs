@@ -4,7 +4,7 @@ use crate::basics::{CpuSet, Pid, Tid, Uid, cpus_text, prelude::*};
 use crate::machine::{NumaNodeRule, numa_nodes_of_cpus};
 use crate::phases::cpusets::moves::limit_by_other_job;
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
-use crate::phases::lending::{reason_not_to_borrow, reason_not_to_lend, reason_not_to_squeeze};
+use crate::phases::lending::{reason_not_to_borrow, reason_not_to_lend, squeeze::reason_not_to_squeeze};
 use crate::phases::{jobs::find_offer, membership::ancestors};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};

@@ -35,7 +35,7 @@ pub mod task;
 use std::collections::BTreeSet;
 
 use pjw_core::snapshot::{BatchAttributes, BatchIdentity, BatchRole, JobIdAttribute, JobReference};
-use pjw_core::{ids::Comm, job::JobSource};
+use pjw_core::{cpuset::CpuSet, ids::Comm, job::JobSource};
 
 use cgroup_path::CgroupPath;
 use system::{BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes};
@@ -150,6 +150,7 @@ pub fn recognise_jobs(
         }
     }
     let start_cpus = attributes.environ.get(START_CPUS).and_then(|cpus| cpus.parse().ok());
+    let start_cpus = start_cpus.filter(|cpus: &CpuSet| !cpus.is_empty());
     BatchIdentity { role, job_references, start_cpus }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::basics::{CpuSet, cpus_text, cpus_with_is_are, prelude::*};
 use crate::phases::draft::{CycleDraft, warn};
-use crate::phases::lending::{events, permission::may_borrow, reason_not_to_squeeze};
+use crate::phases::lending::{events, permission::may_borrow, squeeze::reason_not_to_squeeze};
 use crate::phases::usage;
 use crate::state::WardenState;
 use crate::terms::{

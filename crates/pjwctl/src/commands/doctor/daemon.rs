@@ -241,7 +241,8 @@ mod tests {
         let mut state = DaemonState::without_jobs(not_running_status());
         state.kept_by.insert("known".parse().unwrap(), "cpuset".to_owned());
         state.add_orphaned_jobs(&[orphaned("known", 7), orphaned("slurm:8", 8), orphaned("n1", 9)]);
-        let held: Vec<String> = state.held.keys().map(ToString::to_string).collect();
+        let mut held: Vec<String> = state.held.keys().map(ToString::to_string).collect();
+        held.sort();
         assert_eq!(held, ["manual:n1", "slurm:8"]);
         let [Record::Job(job), Record::Joined(membership)] = state.records.as_slice() else {
             panic!("{:?}", state.records)
