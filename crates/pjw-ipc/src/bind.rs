@@ -3,6 +3,8 @@
 //! A lock file beside the socket decides which daemon may remove a stale socket file. Two daemons that start at the
 //! same time cannot both have the lock. The kernel releases the lock when the process ends.
 
+mod error;
+mod listener;
 mod lock_file;
 
 use std::fs::File;
@@ -10,75 +12,16 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use nix::errno::Errno;
 use nix::fcntl::Flock;
-use thiserror::Error;
 
+use self::error::io_error;
+use self::listener::{Listening, in_use_error, inode_of, probe_listener};
 use self::lock_file::{is_lock_in_place, lock_socket};
-use crate::dial::{MAX_SOCKET_PATH_BYTES, dial, length_if_too_long, listener_pid, truncate_path};
+use crate::dial::length_if_too_long;
 use crate::socket_access::SocketAccess;
 
-/// The reason why pjwd can't listen on its Unix socket: the error of [`bind`]. The error message says what the user
-/// can do.
-#[derive(Debug, Error)]
-pub enum BindError {
-    /// Another process already listens on the socket, or holds the lock file of the socket.
-    #[error("pjwd is running already{}: it holds {path}; stop it, or choose another --socket", as_process(.pid), path = path.display())]
-    InUse {
-        /// The path of the socket on which the daemon was to listen.
-        path: PathBuf,
-        /// The pid of the other process. `None` if the process accepts no connection, so that its pid is
-        /// unknown.
-        pid: Option<i32>,
-    },
-    /// systemd listens on the socket and starts pjwd at the first connection (socket activation).
-    #[error("systemd holds {path} for pjwd, and starts pjwd at the first connection: stop both with systemctl stop pjwd.socket pjwd.service, or choose another --socket", path = path.display())]
-    HeldBySystemd {
-        /// The path of the socket on which the daemon was to listen.
-        path: PathBuf,
-    },
-    /// The path of the socket is longer than the kernel allows for a Unix socket (unix(7)).
-    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket", truncate_path(.path), max = MAX_SOCKET_PATH_BYTES)]
-    PathTooLong {
-        /// The path of the socket on which the daemon was to listen.
-        path: PathBuf,
-        /// The length of the path in bytes.
-        length: usize,
-    },
-    /// The path of the socket exists, and the file is not a socket.
-    #[error("{path} is {what}, not a socket: remove it, or choose another --socket", path = path.display())]
-    NotASocket {
-        /// The path of the socket on which the daemon was to listen.
-        path: PathBuf,
-        /// The kind of the existing file, as part of a sentence: `a directory` or `a file`.
-        what: &'static str,
-    },
-    /// The lock file of the socket exists, and is not a regular file.
-    #[error("can't lock {path}: it is {what}, not a regular file: remove it, or choose another --socket", path = path.display())]
-    LockNotAFile {
-        /// The path of the lock file.
-        path: PathBuf,
-        /// The kind of the existing file, as part of a sentence, such as `a symbolic link`.
-        what: &'static str,
-    },
-    /// A file operation failed that is needed to create the socket, its directory or its lock file.
-    #[error("can't {operation} {path}: {why}; choose another --socket, or make its directory writable", path = path.display())]
-    Io {
-        /// The operation that failed, as part of a sentence, such as `make`.
-        operation: &'static str,
-        /// The path of the file on which the operation failed.
-        path: PathBuf,
-        /// The error of the system call. This field is not the `source` of the error, because the message of
-        /// this variant already contains its text.
-        why: io::Error,
-    },
-}
-
-fn as_process(pid: &Option<i32>) -> String {
-    pid.map(|pid| format!(" as process {pid}")).unwrap_or_default()
-}
+pub use self::error::BindError;
 
 /// The Unix socket on which pjwd listens, with its socket file and a lock file. The lock file prevents another daemon
 /// from listening at the same path. When the value is dropped, the socket file is removed and the lock is released.
@@ -217,61 +160,16 @@ fn listen_at(path: &Path, access: SocketAccess) -> Result<(UnixListener, (u64, u
     Ok((listener, (meta.dev(), meta.ino())))
 }
 
-/// The device and inode of the file at `path`. `None` if there is no file.
-fn inode_of(path: &Path) -> Option<(u64, u64)> {
-    std::fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
-}
-
-fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BindError {
-    let path = path.to_owned();
-    move |why| BindError::Io { operation, path, why }
-}
-
-/// Returns the error for a socket on which the process `pid` listens. The kernel reports the process that called
-/// listen(2). For a socket unit, this is the service manager, which must not be reported as pjwd.
-fn in_use_error(path: &Path, pid: Option<i32>) -> BindError {
-    let path = path.to_owned();
-    let comm = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
-    match comm.as_deref().map(str::trim_end) {
-        Some("systemd") => BindError::HeldBySystemd { path },
-        _ => BindError::InUse { path, pid },
-    }
-}
-
-/// Whether a process listens at a path.
-enum Listening {
-    Nothing,
-    /// A process listens. Its pid is known if the process accepts connections.
-    Process(Option<i32>),
-}
-
-impl Listening {
-    fn pid(self) -> Option<i32> {
-        match self {
-            Listening::Nothing => None,
-            Listening::Process(pid) => pid,
-        }
-    }
-}
-
-/// Tries to connect to the socket at `path`, and returns whether a process listens there.
-fn probe_listener(path: &Path) -> Listening {
-    match dial(path, Duration::ZERO) {
-        Ok(stream) => Listening::Process(listener_pid(&stream)),
-        Err(Errno::ECONNREFUSED | Errno::ENOENT) => Listening::Nothing,
-        // The socket exists, and the process behind it does not answer. Another process owns the file: do not remove
-        // it.
-        Err(_) => Listening::Process(None),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
 
+    use nix::errno::Errno;
     use nix::sys::socket::{Backlog, listen};
 
     use super::*;
+    use crate::dial::{MAX_SOCKET_PATH_BYTES, dial, listener_pid};
     use crate::tests::close;
 
     fn refusal(path: &Path) -> String {

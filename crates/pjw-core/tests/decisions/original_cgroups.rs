@@ -50,7 +50,7 @@ fn each_of_thousands_of_nested_processes_returns_to_the_original_cgroup_of_the_f
     m.spawn(6, 1, 0);
     m.spawn(7, 1, 0).cgroup = session.to_owned();
     m.assign("a", 2, &[6, 7]).unwrap();
-    let nested = 10_000..15_000;
+    let nested = 20_000..25_000;
     for pid in nested.clone() {
         m.spawn(pid, if pid == nested.start { 7 } else { pid - 1 }, 0);
     }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
-use super::{BindError, Listening, in_use_error, inode_of, io_error, probe_listener};
+use super::error::{BindError, io_error};
+use super::listener::{Listening, in_use_error, inode_of, probe_listener};
 
 /// Returns whether `lock`, the opened lock file of the socket at `path`, is still at its path.
 pub(super) fn is_lock_in_place(path: &Path, lock: &File) -> bool {

@@ -4,10 +4,12 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use thiserror::Error;
 
-use super::room::SPARE_DESCRIPTORS;
 use crate::arguments::ArgumentError;
 use crate::replicate::ReplicaError;
 use crate::tasks::room::AddressSpaceError;
+
+/// The number of descriptors that the caller may need beside those of the instances.
+pub(super) const SPARE_DESCRIPTORS: u64 = 64;
 
 /// Error: a group of processes can't be started. A check before the start has failed, so no process was started.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

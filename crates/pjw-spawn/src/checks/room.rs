@@ -11,11 +11,9 @@ use std::sync::{Mutex, PoisonError};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Uid, getuid};
 
-use super::error::CheckError;
+use super::error::{CheckError, SPARE_DESCRIPTORS};
 use crate::instance::Instance;
 
-/// Descriptors that the caller may need beside those of the instances.
-pub(super) const SPARE_DESCRIPTORS: u64 = 64;
 /// The open descriptors are counted only if the instances need more than the limit divided by this number.
 const UNCOUNTED_SHARE: u64 = 8;
 /// Held by the thread that raises the limit of open descriptors. Another thread could set a lower limit in between.
