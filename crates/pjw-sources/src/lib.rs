@@ -53,14 +53,16 @@ const SYSTEMS: [BatchSystem; 7] = [
     oar::BATCH_SYSTEM,
 ];
 
-/// The variable with the CPUs on which `pjwctl run`, `pjwctl spawn` or a hook started the process.
+/// The variable with the CPUs on which pjwctl started the process.
 const START_CPUS: &str = "PJW_CPUS";
+/// The variable that only the instances of `pjwctl spawn` have.
+const RANK: &str = "PJW_RANK";
 
-/// Returns the names of all environment variables that [`recognise_jobs`] uses: those of batch systems, and `PJW_CPUS`.
-/// pjwd must read these variables of each process, and pass them to [`recognise_jobs`].
+/// Returns the names of all environment variables that [`recognise_jobs`] uses: those of batch systems, and those of
+/// `pjwctl spawn`. pjwd must read these variables of each process, and pass them to [`recognise_jobs`].
 #[must_use]
 pub fn job_variable_names() -> BTreeSet<&'static str> {
-    SYSTEMS.iter().flat_map(|system| system.variables).copied().chain([START_CPUS]).collect()
+    SYSTEMS.iter().flat_map(|system| system.variables).copied().chain([START_CPUS, RANK]).collect()
 }
 
 /// Returns the batch systems whose job cpusets pjwd can narrow. Such a batch system gives each job a cgroup with
@@ -149,8 +151,9 @@ pub fn recognise_jobs(
             job_references.push(JobReference { job, kind, cpu_request, tasks });
         }
     }
-    let start_cpus = attributes.environ.get(START_CPUS).and_then(|cpus| cpus.parse().ok());
-    let start_cpus = start_cpus.filter(|cpus: &CpuSet| !cpus.is_empty());
+    let is_instance = attributes.environ.contains_key(RANK);
+    let start_cpus = attributes.environ.get(START_CPUS).filter(|_| is_instance);
+    let start_cpus = start_cpus.and_then(|cpus| cpus.parse().ok()).filter(|cpus: &CpuSet| !cpus.is_empty());
     BatchIdentity { role, job_references, start_cpus }
 }
 

@@ -212,8 +212,9 @@ pub struct BatchIdentity {
     /// The jobs that attributes of the process name, such as a cgroup path or an environment variable. For each
     /// batch system there is at most one reference of each [`JobIdAttribute`].
     pub job_references: Vec<JobReference>,
-    /// The PUs (logical CPUs) in the environment variable `PJW_CPUS`: those on which pjwctl started the process, or an
-    /// ancestor of the process. `None` if the process does not have this variable, or has another text in it.
+    /// The PUs (logical CPUs) on which `pjwctl spawn` started the process, or an ancestor of the process. They are in
+    /// the environment variable `PJW_CPUS`, beside `PJW_RANK`. `None` if the process does not have both variables, or
+    /// if the text of `PJW_CPUS` is no list of CPUs.
     pub start_cpus: Option<CpuSet>,
 }
 

@@ -265,7 +265,7 @@ fn start_instance(m: &Machine, pid: u32, part: &str) {
 }
 
 #[test]
-fn a_release_restores_the_masks_with_which_pjwctl_started_the_processes() {
+fn a_release_restores_the_masks_from_before_pjwctl_spawn() {
     for is_killed in [false, true] {
         let mut m = machine();
         m.state.fork_events_complete_since = Some(Nanos(0));
@@ -273,20 +273,64 @@ fn a_release_restores_the_masks_with_which_pjwctl_started_the_processes() {
         m.assign("a", 4, &[10]).unwrap();
         start_instance(&m, 20, "0");
         start_instance(&m, 21, "1");
-        // This one has chosen another mask since.
+        // This one has chosen another mask since, and the mask of this one has every PU of the job.
         start_instance(&m, 22, "2");
         m.bind(22, 22, "2-3");
+        start_instance(&m, 23, "0-3");
         m.settle();
-        assert_eq!([20, 21, 22].map(|pid| m.effective_mask(pid, pid)), ["0", "1", "2-3"], "parts are kept");
+        let masks = |m: &Machine| [20, 21, 22, 23].map(|pid| m.effective_mask(pid, pid));
+        assert_eq!(masks(&m), ["0", "1", "2-3", "0-3"], "parts are kept");
         if is_killed {
             let records = m.state.records();
             restart_with(&mut m, records);
         }
         m.release("a").unwrap();
         m.settle();
-        assert_eq!([20, 21, 22].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-7", "2-3"], "{is_killed}");
+        assert_eq!(masks(&m), ["0-7", "0-7", "2-3", "0-7"], "{is_killed}");
         assert!(m.journaled_threads().is_empty());
     }
+}
+
+#[test]
+fn a_release_restores_the_mask_from_before_pjwctl_spawn_also_after_the_job_moved() {
+    let mut m = machine();
+    m.spawn(9, 1, 1001);
+    m.bind(9, 9, "0-5");
+    m.spawn(10, 9, 1001);
+    m.settle();
+    m.assign("a", 2, &[10]).unwrap();
+    start_instance(&m, 20, "0");
+    start_instance(&m, 21, "1");
+    m.settle();
+    // The parts are translated to other PUs.
+    m.switch_off("0-1");
+    m.settle();
+    assert_ne!([20, 21].map(|pid| m.effective_mask(pid, pid)), ["0", "1"]);
+    m.switch_off("");
+    m.release("a").unwrap();
+    m.settle();
+    assert_eq!([10, 20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-5", "0-5", "0-5"]);
+}
+
+#[test]
+fn a_child_that_an_instance_forks_during_the_release_gets_the_mask_from_before_too() {
+    let mut m = machine();
+    m.state.fork_events_complete_since = Some(Nanos(0));
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    start_instance(&m, 20, "0");
+    m.settle();
+    m.advance(SECOND);
+    let snapshot = m.scan();
+    let start_cpus = Some("0".parse().unwrap());
+    m.spawn(21, 20, 1001).batch_identity = Some(BatchIdentity { start_cpus, ..BatchIdentity::default() });
+    let at = Nanos(m.now());
+    let fork = ProcessEvent::Fork { parent: Pid(20), creator: Tid(20), child: Pid(21), at };
+    m.state.apply_process_events(&[fork]);
+    let release = m.decide(&snapshot, &[Command::Release { job: job("a"), caller: ROOT }]);
+    release.plan.mask_actions.iter().for_each(|action| m.carry_out(action));
+    m.settle();
+    assert_eq!([20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-7"]);
 }
 
 #[test]

@@ -215,9 +215,11 @@ fn the_variables_to_read_are_those_of_all_systems() {
 }
 
 #[test]
-fn the_cpus_on_which_pjwctl_started_a_process_are_recognised_if_they_are_a_cpu_list() {
+fn the_cpus_on_which_pjwctl_spawn_started_a_process_are_recognised_if_they_are_a_cpu_list() {
     for (value, expected) in [("0-3,8", Some("0-3,8")), ("", None), ("x", None), ("3-1", None)] {
-        let identity = TestProcess::of("solver").with("PJW_CPUS", value).claims();
+        let process = TestProcess::of("solver").with("PJW_CPUS", value);
+        assert_eq!(process.claims().start_cpus, None, "a process of pjwctl run");
+        let identity = process.with("PJW_RANK", "0").claims();
         assert_eq!(identity.start_cpus.map(|cpus| cpus.to_string()).as_deref(), expected, "{value}");
     }
 }

@@ -5,7 +5,7 @@ use crate::basics::{BirthTime, Pid, ProcessId, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::phases::membership::{is_orphan_of_unknown_descent, processes_to_check, update_threads_of};
 use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState};
-use crate::terms::{JobId, MembershipEvidence, Record};
+use crate::terms::{JobId, JobSource, MembershipEvidence, Record};
 
 /// Finds the children of released processes (processes that have left their job) that inherited an affinity mask of
 /// pjw, and the descendants of these children. From now on, pjw keeps track of these processes, in order to restore
@@ -17,8 +17,16 @@ pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
         let child = |known: &KnownProcess| {
             // A process that earlier scans have read is no new child of a tracked process.
             let is_untracked = known.was_read_once && state.tracked_process(known.process.id.pid).is_none();
-            let (job, requests) = is_untracked.then(|| inherited_requests(state, known)).flatten()?;
+            let (job, mut requests) = is_untracked.then(|| inherited_requests(state, known)).flatten()?;
             let (id, mask) = (known.process.id, known.process.first_thread_mask.as_ref()?);
+            // The parent may be an instance of `pjwctl spawn` that forked before its original mask was changed.
+            let start_cpus = known.batch_identity.start_cpus.as_ref();
+            if let Some(start_cpus) = start_cpus.filter(|_| job.source() == JobSource::Manual) {
+                let (machine, start) = (state.topology.cpus(), id.start.latest_time());
+                requests.iter_mut().for_each(|request| {
+                    request.attribute_start_mask_to_pjw(start_cpus, machine, start);
+                });
+            }
             let birth = BirthTime::from_start_time(id.start, Some(known.first_seen));
             let mut entry = MaskEntry::from_inherited(requests.clone(), birth)?;
             let limits =

@@ -8,16 +8,17 @@ use crate::basics::{BirthTime, CpuSet, Nanos, Pid, ThreadId, Uid, prelude::*};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::effective_mask;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
+use crate::state::members::Member;
 use crate::state::warden::WardenState;
 use crate::terms::{
     JobId, JobMembership, JobSource, MembershipEvidence, Process, ReleasedJobMask, ReleasedJobMasks,
 };
 
 impl WardenState {
-    /// Attributes to pjw the masks with which `pjwctl` started the processes of the job `job`, so that the release of
-    /// the job restores the mask with every PU of the machine. A thread has such a mask if no program has requested
-    /// another one than that of the variable `PJW_CPUS` of its process. Changes nothing in the job of a batch system,
-    /// which may have set the mask itself. Returns the threads with such a mask.
+    /// Changes the original masks of the instances of `pjwctl spawn` in the job `job`, so that the release of the job
+    /// gives them the mask with which the job began, and not the part of its cores on which they were started. Leaves
+    /// out threads whose program has requested another mask since. Changes nothing in the job of a batch system, which
+    /// may have set such a mask itself. Returns the threads with a changed original mask.
     pub(crate) fn attribute_start_masks_to_pjw(&mut self, job: &JobId) -> Vec<ThreadId> {
         if job.source() != JobSource::Manual {
             return Vec::new();
@@ -29,13 +30,26 @@ impl WardenState {
             let known = self.processes.get(&pid);
             let start_cpus = known.and_then(|known| known.batch_identity.start_cpus.clone());
             let Some((start_cpus, member)) = start_cpus.zip(self.members.get(&pid)) else { continue };
-            let threads: Vec<ThreadId> = member.living_threads().map(|(thread, _)| thread).collect();
-            attributed.extend(threads.into_iter().filter(|thread| {
-                let entry = self.mask_mut(thread);
-                entry.is_some_and(|entry| entry.attribute_start_mask_to_pjw(&start_cpus, &machine))
-            }));
+            let start = (&start_cpus, member.id.start.latest_time());
+            let original_mask = self.mask_before_job(member).clone();
+            let threads: Vec<(ThreadId, CpuSet)> =
+                member.living_threads().map(|(id, thread)| (id, thread.effective_mask.clone())).collect();
+            for (id, seen_mask) in threads {
+                let Some(entry) = self.mask_mut(&id) else { continue };
+                if entry.attribute_start_mask_to_pjw(start, &seen_mask, (&machine, &original_mask)) {
+                    attributed.push(id);
+                }
+            }
         }
         attributed
+    }
+
+    /// Returns the mask with which the job of `member` began. Every PU of the machine if this mask is unknown, or if it
+    /// had every online PU.
+    fn mask_before_job<'a>(&'a self, member: &'a Member) -> &'a CpuSet {
+        let online = self.pool.online_cpus();
+        let known = member.inherited_mask.as_ref().filter(|mask| !online.is_subset(mask));
+        known.unwrap_or(self.topology.cpus())
     }
 
     /// Returns the affinity masks that pjw set for processes of the job `job`. The job is released at the time `now`

@@ -1,26 +1,39 @@
 //! The mask of a process that `pjwctl spawn` started on a part of the cores of its job.
 
 use super::MaskEntry;
-use crate::basics::CpuSet;
-use crate::state::masks::request::MaskWriter;
+use crate::basics::{CpuSet, Nanos};
+use crate::state::masks::request::{MaskRequest, MaskWriter};
 
 impl MaskEntry {
-    /// Attributes the last mask request to pjw, if it is a request of the program for exactly the PUs (logical CPUs)
-    /// `start_cpus`: `pjwctl spawn` starts each process with the mask of its part of the cores, and for the daemon such
-    /// a mask looks like one that the program requested. `original_mask` becomes the mask that a release restores.
-    /// Returns whether the request was such a request.
+    /// Changes the original mask of the thread to `original_mask`, if it is `start_cpus`: the PUs (logical CPUs) on
+    /// which `pjwctl spawn` started the process at the time `started_at`, in ns since boot. pjwd takes the mask of such
+    /// a start for one that the program requested, and would restore it. Returns whether the original mask was changed.
+    ///
+    /// If `seen_mask`, the effective mask, is `start_cpus` and these are all PUs of the cpuset, the entry assumes that
+    /// the program requested every PU of the machine (`machine`). The request for `start_cpus` then takes its place.
+    ///
+    /// The caller must write the changed requests to the journal, see [`MaskEntry::mark_journaled`].
     pub(crate) fn attribute_start_mask_to_pjw(
         &mut self,
-        start_cpus: &CpuSet,
-        original_mask: &CpuSet,
+        (start_cpus, started_at): (&CpuSet, Nanos),
+        seen_mask: &CpuSet,
+        (machine, original_mask): (&CpuSet, &CpuSet),
     ) -> bool {
-        if !self.is_mask_from_program() || self.requested_mask() != Some(start_cpus) {
+        let assumes_every_pu = self.is_mask_from_program() && self.requested_mask() == Some(machine);
+        if assumes_every_pu && seen_mask == start_cpus {
+            for request in &mut self.candidates {
+                let (mask, original_mask) = (start_cpus.clone(), start_cpus.clone());
+                *request = MaskRequest { mask, original_mask, writer: MaskWriter::Program, ..*request };
+            }
+        }
+        if self.original_mask() != start_cpus {
             return false;
         }
-        for request in &mut self.candidates {
-            request.writer = MaskWriter::Warden;
-            request.original_mask = original_mask.clone();
+        let earlier = self.earlier.iter_mut().map(|(request, _)| request);
+        for request in self.candidates.iter_mut().chain(earlier) {
+            request.attribute_start_mask_to_pjw(start_cpus, original_mask, started_at);
         }
+        self.is_unrecorded = true;
         true
     }
 }
