@@ -105,6 +105,41 @@ fn the_averages_of_a_job_that_waited_are_of_its_time_on_cores() {
 }
 
 #[test]
+fn the_cpu_time_of_a_job_that_got_its_cores_before_it_ran_counts_as_time_on_cores() {
+    let mut machine = machine();
+    machine.policy.exhaustion_policy = ExhaustionPolicy::Wait;
+    machine.advance(5 * SECOND);
+    machine.assign("all", 8, &[]).unwrap();
+    machine.assign("a", 1, &[]).unwrap();
+    machine.advance(20 * SECOND);
+    machine.release("all").unwrap();
+    machine.spawn(20, 1, 1001);
+    machine.assign("a", 1, &[20]).unwrap();
+    run(&mut machine, 2, &[20]);
+    machine.reports.clear();
+    machine.release("a").unwrap();
+    let usage = &machine.reports[0].usage;
+    assert_eq!((seconds(usage.without_pus_ns), usage.without_pus_cpu_ns), (20, 0), "{usage:?}");
+    assert_eq!((seconds(usage.cpu_ns), seconds(usage.held_ns)), (2, 2), "{usage:?}");
+}
+
+#[test]
+fn a_short_time_on_cores_at_the_end_of_a_wait_is_in_the_report() {
+    let mut machine = machine();
+    machine.policy.exhaustion_policy = ExhaustionPolicy::Wait;
+    machine.advance(5 * SECOND);
+    machine.assign("all", 8, &[]).unwrap();
+    machine.assign("a", 1, &[]).unwrap();
+    machine.advance(20 * SECOND);
+    machine.release("all").unwrap();
+    machine.advance(4 * SECOND / 10);
+    machine.reports.clear();
+    machine.release("a").unwrap();
+    let usage = &machine.reports[0].usage;
+    assert!(usage.held_ns >= 4 * SECOND / 10 && usage.cores_max == 1, "{usage:?}");
+}
+
+#[test]
 fn one_thread_on_four_cores_is_a_serial_phase() {
     let mut machine = with_job(4);
     run(&mut machine, 30, &[20]);

@@ -20,6 +20,7 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
     if !may_borrow(draft.state, draft.policy, id) {
         if let Some(grant) = &job.grant {
             draft.out.events.push(events::no_process_event(id, grant));
+            usage::end_sample_if_held_changes(draft, id, None);
             draft.store_job(Job { grant: None, ..job });
         }
         return;
@@ -40,6 +41,7 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
              cores)"
         };
         warn(draft, id, "unserved", why, remedy);
+        usage::end_sample_if_held_changes(draft, id, None);
         draft.store_job(Job { grant: None, ..job });
         return;
     };
@@ -47,7 +49,7 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
         return;
     }
     draft.out.events.extend(events::grant_event(draft.state, &job, ownership, &cpus, &reason));
-    usage::end_sample_if_frozen_changes(draft, id, ownership);
+    usage::end_sample_if_held_changes(draft, id, Some(ownership));
     let grant = Grant {
         cpus,
         granted_by: GrantedBy::Warden,

@@ -8,7 +8,7 @@ mod hot_threads;
 use self::hot_threads::HotThreads;
 use crate::basics::{Moment, Nanos, Pid, ProcessId, UnixMillis, prelude::*};
 use crate::phases::draft::CycleDraft;
-use crate::phases::held::{add_held_core_time, held_core_counts};
+use crate::phases::held::add_held_core_time;
 use crate::state::usage::{RunningJobUsage, is_same_start};
 use crate::state::{Member, WardenState};
 use crate::terms::{
@@ -374,20 +374,21 @@ fn end_sample_when_idle(state: &mut WardenState, job: &JobId, idle_until: Option
         return;
     }
     add_held_core_time(state, job, until);
-    let (cores, pus) = held_core_counts(state, job);
     if let Some(open) = state.usage.usage_of_job_mut(job) {
-        let sample = UsageSample { length_ns, cores, pus, ..open.take_held_times(length_ns) };
+        let sample = UsageSample { length_ns, ..open.take_held_times(length_ns) };
         open.usage.add_sample(&sample);
         open.sample_began_at = until;
     }
 }
 
-/// Ends the usage sample of a job (its resource use since a time) if the change of its grant to `ownership` freezes or
-/// unfreezes the job. A job that can borrow no cores is frozen: its processes are stopped. A frozen job holds no cores,
-/// so a sample must not include both states. Must be called before the change. Does nothing if the job has no grant.
-pub(crate) fn end_sample_if_frozen_changes(draft: &mut CycleDraft<'_>, job: &JobId, ownership: Ownership) {
-    let Some(before) = draft.state.grant_of(job).map(|grant| grant.ownership) else { return };
-    if (before == Ownership::Frozen) != (ownership == Ownership::Frozen) {
+/// Ends the usage sample of a job (its resource use since a time) if the job begins or ceases to hold cores: it has no
+/// grant or is frozen (stopped) before the change or after it, and not both. `next` is the ownership of the next grant.
+/// Must be called before the change. Does nothing if the scan did not read each active process of the job: the CPU time
+/// is not known then, and [`JobUsage::add_sample`] divides that of the whole sample.
+pub(crate) fn end_sample_if_held_changes(draft: &mut CycleDraft<'_>, job: &JobId, next: Option<Ownership>) {
+    let before = draft.state.grant_of(job).map(|grant| grant.ownership);
+    let [held, holds] = [before, next].map(|grant| grant.is_some_and(|it| it != Ownership::Frozen));
+    if held != holds && has_read_active_processes(draft, job) {
         end_sample(draft, job, 1);
     }
 }
@@ -412,14 +413,12 @@ fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     }
     let (cpu_ns, wait_ns) = (open.sample_cpu_ns, open.sample_wait_ns);
     add_held_core_time(state, job, now);
-    let (cores, pus) = held_core_counts(state, job);
     let hot = HotThreads::of_job(state, job);
     let (hot_threads, has_bound_waiters) = (hot.count, hot.has_bound_waiters());
     let cpus = state.grant_of(job).map(|grant| grant.cpus.clone());
     if let Some(open) = state.usage.usage_of_job_mut(job) {
         let held = open.take_held_times(length_ns);
-        let sample =
-            UsageSample { length_ns, cpu_ns, wait_ns, cores, pus, hot_threads, has_bound_waiters, ..held };
+        let sample = UsageSample { length_ns, cpu_ns, wait_ns, hot_threads, has_bound_waiters, ..held };
         open.usage.add_sample(&sample);
         (open.sample_began_at, open.sample_cpu_ns, open.sample_wait_ns) = (now, 0, 0);
         open.slow_scans = 0;
@@ -448,7 +447,8 @@ fn journal_usage(draft: &mut CycleDraft<'_>, job: &JobId) {
 /// from the state.
 pub(crate) fn report_ended_job(draft: &mut CycleDraft<'_>, job: &Job) {
     // The last CPU time is read after the end of the job: a short sample would show more than the job used at once.
-    let has_samples = draft.state.usage.usage_of_job(&job.id).is_some_and(|open| open.usage.sampled_ns > 0);
+    let open = draft.state.usage.usage_of_job(&job.id);
+    let has_samples = open.is_some_and(|open| open.usage.sampled_with_pus_ns() > 0);
     end_sample(draft, &job.id, if has_samples { MIN_SAMPLE_NS } else { 1 });
     let now = draft.now;
     let open = draft.state.usage.take_job_usage(&job.id);

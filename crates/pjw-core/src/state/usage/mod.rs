@@ -64,6 +64,8 @@ pub(crate) struct RunningJobUsage {
     pub(crate) sample_held_ns: u64,
     /// The time in this sample until `held_until` in which the job held no PU, in ns.
     pub(crate) sample_without_pus_ns: u64,
+    /// The numbers of cores and PUs that the job held last, before `held_until`. 0 if it never held any.
+    pub(crate) last_held_counts: (u32, u32),
     /// The number of scans at which this sample did not end, because the scan took too long.
     pub(crate) slow_scans: u32,
     /// The time until which these two count, in ns since boot.
@@ -90,13 +92,15 @@ impl RunningJobUsage {
         self.sample_cpu_ns += ns;
     }
 
-    /// Ends the counting of held cores for a sample of `length_ns` ns. Returns a sample that has only these two times.
+    /// Ends the counting of held cores for a sample of `length_ns` ns. Returns a sample that has only what was counted:
+    /// the two times, and the numbers of cores and PUs that the job held last.
     pub(crate) fn take_held_times(&mut self, length_ns: u64) -> UsageSample {
         let held_ns = core::mem::take(&mut self.sample_held_ns);
         // The time after the end of the sample counts in the next sample.
         let without_pus_ns = self.sample_without_pus_ns.min(length_ns);
         self.sample_without_pus_ns -= without_pus_ns;
-        UsageSample { held_ns, without_pus_ns, ..UsageSample::default() }
+        let (cores, pus) = self.last_held_counts;
+        UsageSample { held_ns, without_pus_ns, cores, pus, ..UsageSample::default() }
     }
 
     /// Returns the CPU time of the job, in ns. The result is the largest of three values: the sum over the processes of

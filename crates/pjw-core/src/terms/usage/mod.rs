@@ -49,9 +49,10 @@ pub struct UsageSample {
     pub cpu_ns: u64,
     /// The time for which runnable threads of the job waited for a PU, summed over the threads, in ns.
     pub wait_ns: u64,
-    /// The number of cores that the job held at the end of the interval.
+    /// The number of cores that the job held last, in the interval or before it. 0 if it never held any.
     pub cores: u32,
-    /// The number of online PUs (logical CPUs) that the job held at the end of the interval.
+    /// The number of online PUs (logical CPUs) that the job held last, in the interval or before it. 0 if it never held
+    /// any.
     pub pus: u32,
     /// The core time that the job held in the interval, in ns: the sum, over its cores, of the time for which the job
     /// held the core.
@@ -202,7 +203,6 @@ impl JobUsage {
     /// the time, because only their sums are known.
     pub fn add_sample(&mut self, sample: &UsageSample) {
         let length_ns = sample.length_ns;
-        // A job that has just lost its PUs is rare, and no PUs are known for the rest of its sample.
         let without_ns = if sample.pus == 0 { length_ns } else { sample.without_pus_ns.min(length_ns) };
         let with_ns = length_ns - without_ns;
         let part_with_pus = |ns: u64| {

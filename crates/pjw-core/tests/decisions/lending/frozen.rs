@@ -1,5 +1,6 @@
 //! Borrowers that can borrow no core: they are squeezed or frozen, and explanations and reports say so.
 
+use pjw_core::command_scan::command_scan_request;
 use pjw_core::explain::{explain_mask, explain_process, held_cpus};
 use pjw_core::ids::Tid;
 use pjw_core::state::dirty::DirtySet;
@@ -190,4 +191,24 @@ fn the_events_of_a_frozen_job_name_no_cpu_that_it_has() {
     );
     m.release("normal").unwrap();
     assert_eq!(text_of_resizing(&m), "CPUs 0-7 instead of no CPU: it borrows cores: CPUs 0-7 are free");
+}
+
+#[test]
+fn the_use_in_a_second_in_which_a_borrower_lost_its_cores_is_divided_if_its_processes_were_not_read_then() {
+    let mut m = starved_machine("", StarvedPolicy::Squeeze);
+    m.policy.cpuset_support.can_freeze = false;
+    m.run(&[20]);
+    m.settle();
+    m.run_for(&[20], 4 * SECOND / 10);
+    let commands = [Command::Assign(assign_of("normal", Some(CpuRequest::Cores(8))))];
+    let scan = command_scan_request(&mut m.state, &commands);
+    m.cycle(&scan, &commands);
+    assert_eq!(ownership(&m, "batch"), None, "it runs unconfined");
+    m.run_for(&[20], 6 * SECOND / 10);
+    m.settle();
+    m.release("batch").unwrap();
+    let usage = &m.reports[0].usage;
+    let tenths = |ns: u64| (ns + SECOND / 20) / (SECOND / 10);
+    assert_eq!((tenths(usage.cpu_ns), tenths(usage.held_ns)), (20, 8 * 14), "{usage:?}");
+    assert_eq!((tenths(usage.without_pus_ns), tenths(usage.without_pus_cpu_ns)), (6, 6), "{usage:?}");
 }

@@ -231,3 +231,22 @@ fn a_restarted_daemon_takes_back_what_a_job_without_a_process_borrowed() {
     assert_eq!((m.grant("batch").as_str(), ownership(&m, "empty")), ("0-7", None));
     assert_sound(&m);
 }
+
+#[test]
+fn the_short_time_in_which_a_job_had_a_process_counts_as_its_time_on_cores() {
+    let mut m = lending_machine();
+    make_empty_job(&mut m, "a");
+    m.advance(100 * SECOND);
+    start_besteffort(&mut m, "a", 20);
+    m.run_for(&[20], 4 * SECOND / 10);
+    m.settle();
+    m.exit(20);
+    m.settle();
+    m.advance(100 * SECOND);
+    m.release("a").unwrap();
+    let usage = &m.reports[0].usage;
+    assert_eq!(usage.without_pus_cpu_ns, 0, "{usage:?}");
+    let tenths = |ns: u64| (ns + SECOND / 20) / (SECOND / 10);
+    assert_eq!((tenths(usage.cpu_ns), tenths(usage.held_ns)), (4, 8 * 4), "{usage:?}");
+    assert_eq!((usage.without_pus_ns + SECOND / 2) / SECOND, 200, "{usage:?}");
+}
