@@ -122,6 +122,25 @@ fn the_beginning_of_a_wait_is_an_event_and_its_continuation_is_none() {
 }
 
 #[test]
+fn a_wait_that_goes_on_after_a_failed_write_of_the_journal_is_no_event() {
+    let mut m = machine_with_waiting();
+    execute(&mut m, assign("a", 8, &[]));
+    m.advance(1_000_000_000);
+    execute(&mut m, assign("b", 2, &[]));
+    for may_grant in [false, true, false, true] {
+        m.policy.may_grant = may_grant;
+        idle_cycle(&mut m);
+        assert!(begun_waits(&m.last.as_ref().unwrap().events).is_empty(), "{may_grant}");
+        check_waits(&m, "b", if may_grant { "is free" } else { "can't be recorded" });
+    }
+    m.policy.may_grant = false;
+    execute(&mut m, release("a"));
+    m.policy.may_grant = true;
+    idle_cycle(&mut m);
+    assert_ne!(m.grant("b"), "-", "the earlier refusal is not valid any more");
+}
+
+#[test]
 fn a_wait_that_goes_on_after_a_restart_is_no_event() {
     let mut m = machine_with_waiting();
     m.assign("a", 8, &[]).unwrap();

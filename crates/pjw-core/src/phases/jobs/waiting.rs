@@ -81,8 +81,8 @@ fn queue_for_cores(state: &WardenState, all: bool) -> BTreeSet<(UnixMillis, JobI
 
 /// Grants cores to the waiting job `id`, if its request can be served now. If not, stores the refusal in the state, and
 /// adds a warning unless the job holds some cores: a provision (a job whose cores are promised to a service) also waits
-/// if it holds too few. Also adds an event if the job begins to wait. Stores no refusal if the job has no request, or
-/// if [`grant_obstacle`] returns an obstacle.
+/// if it holds too few. Also adds an event if the job begins to wait. If [`grant_obstacle`] returns an obstacle, an
+/// earlier refusal stays, and no other is stored. None is stored if the job has no request.
 ///
 /// `earlier` has the refusals of earlier cycles. The refusal of this job is removed from it. If this refusal is still
 /// valid, the request is refused again without a search for cores. If `recheck` is true, no earlier refusal is valid.
@@ -104,6 +104,10 @@ fn serve_waiting_job(
     if let Some((why, remedy)) = grant_obstacle(draft.state, draft.policy, &job) {
         if job.grant.is_none() {
             warn(draft, id, "unserved", why, remedy);
+        }
+        // The wait goes on after the obstacle: without the refusal, it would be reported as a new one.
+        if let Some(refused) = refused_before {
+            draft.state.refused_requests.insert(id.clone(), refused);
         }
         return;
     }
