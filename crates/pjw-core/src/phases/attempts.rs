@@ -6,7 +6,7 @@
 
 use core::time::Duration;
 
-use crate::basics::{CpuSet, Pid, ProcessId, Tid, cpus_text, prelude::*};
+use crate::basics::{CpuSet, Pid, ProcessId, StartTime, Tid, cpus_text, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::state::{AffinityTargets, Member, ReportedAttemptCount, WardenState};
 use crate::terms::{AffinityRequest, Event, EventKind, JobId};
@@ -20,15 +20,32 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// The attempts of processes in this cycle to run outside of their job. An attempt is a call of sched_setaffinity(2) by
 /// which a process requests PUs (logical CPUs) that its job does not hold. If an attempt changed an affinity mask, the
 /// new mask is not reported again. Also the threads for which a process requested PUs of its job only.
+///
+/// The state has the threads whose masks no scan has read since the call. They may be thousands, so they are not copied
+/// here: the sets here have only the threads that this cycle removed from those of the state.
 #[derive(Debug, Default)]
 pub(crate) struct ReportedAttempts {
     /// The processes with a reported attempt in this cycle.
     pub(crate) processes: BTreeSet<Pid>,
-    /// The threads whose masks may have changed because of a reported attempt.
-    pub(crate) threads: AffinityTargets,
-    /// The threads for which a process of their job requested PUs that the job holds, and no others. Their masks may
-    /// have changed because of that. A thread in `threads` may be here too, if its attempt was in an earlier cycle.
-    pub(crate) threads_within_job: AffinityTargets,
+    /// The threads with an attempt in an earlier cycle whose masks this scan has read.
+    read_threads: AffinityTargets,
+    /// The threads whose masks this scan has read, and for which a process of their job requested PUs of the job only.
+    /// The call was in an earlier cycle.
+    read_threads_within_job: AffinityTargets,
+}
+
+impl ReportedAttempts {
+    /// Whether the mask of `thread` may have changed because of a reported attempt. Removes the thread from those of
+    /// `state`: its mask is known now.
+    pub(crate) fn take_thread(&self, state: &mut WardenState, thread: &(ProcessId, Tid)) -> bool {
+        state.reported_affinity_targets.remove(thread) || self.read_threads.contains(thread)
+    }
+
+    /// Whether the mask of `thread` may have changed because a process of its job requested PUs that the job holds, and
+    /// no others. The thread may also have an attempt of an earlier cycle.
+    pub(crate) fn is_within_job(&self, state: &WardenState, thread: &(ProcessId, Tid)) -> bool {
+        state.affinity_targets_within_job.contains(thread) || self.read_threads_within_job.contains(thread)
+    }
 }
 
 /// The attempts in a scan by the pid of the process that made them, and the threads for which a process of their job
@@ -48,9 +65,9 @@ struct AffinityAttempt<'a> {
 
 /// Reports attempts to leave a job: a process in the cpuset of its job called sched_setaffinity(2) for PUs (logical
 /// CPUs) outside of the job. Adds one event for each such process, but at most 32 events for each job in a minute. Must
-/// be called before this cycle removes ended processes from the state. The result has:
+/// be called before this cycle removes ended processes from the state. The result has the processes with an attempt in
+/// this cycle, also those without an event. With the state, it also has:
 ///
-/// - The processes with an attempt in this cycle, also those without an event.
 /// - The threads whose masks may have changed because of an attempt in this cycle. Also those of an earlier cycle, if
 ///   the process was not scanned between the two cycles.
 /// - In the same way, the threads whose masks may have changed because of a call for PUs of the job only. Except those
@@ -73,31 +90,55 @@ pub(crate) fn report_affinity_violations(draft: &mut CycleDraft<'_>) -> Reported
     }
     let new_targets: AffinityTargets =
         attempts.values().flatten().filter_map(|attempt| attempt.thread).collect();
-    let (scanned, members) = (&draft.seen.processes, &draft.state.members);
-    // A process that this scan read already shows the mask that resulted from its earlier calls.
+    let within_job = &mut draft.state.affinity_targets_within_job;
+    for thread in &new_targets {
+        within_job.remove(thread);
+    }
+    let read_threads_within_job = take_read_targets(draft, |state| &mut state.affinity_targets_within_job);
+    let read_threads = take_read_targets(draft, |state| &mut state.reported_affinity_targets);
+    let state = &mut *draft.state;
+    state.affinity_targets_within_job.extend(new_within_job.difference(&new_targets));
+    state.reported_affinity_targets.extend(new_targets);
+    ReportedAttempts { processes: attempts.into_keys().collect(), read_threads, read_threads_within_job }
+}
+
+/// Removes from a set of the state the threads of calls of earlier cycles whose process this scan has read: it already
+/// shows the mask that resulted from the call. Returns these threads. `targets` returns the set. If the scan is full,
+/// the threads of processes that are no members any more are removed too.
+fn take_read_targets(
+    draft: &mut CycleDraft<'_>,
+    targets: impl Fn(&mut WardenState) -> &mut AffinityTargets,
+) -> AffinityTargets {
+    let scanned = &draft.seen.processes;
+    if !draft.full {
+        return take_targets_of(targets(draft.state), scanned.keys().copied());
+    }
+    let all = core::mem::take(targets(draft.state));
+    let members = &draft.state.members;
     let is_unread = |(process, _): &(ProcessId, Tid)| {
         let is_member = members.get(&process.pid).is_some_and(|member| member.id == *process);
         is_member && !scanned.contains_key(&process.pid)
     };
-    let targets = &mut draft.state.reported_affinity_targets;
-    let threads = add_targets(targets, &new_targets, is_unread);
-    let within_job = &mut draft.state.affinity_targets_within_job;
-    within_job.retain(|thread| !new_targets.contains(thread));
-    let threads_within_job = add_targets(within_job, &(&new_within_job - &new_targets), is_unread);
-    ReportedAttempts { processes: attempts.into_keys().collect(), threads, threads_within_job }
+    let (unread, read) = all.into_iter().partition(is_unread);
+    *targets(draft.state) = unread;
+    read
 }
 
-/// Adds `new` to `targets`, the threads of the calls of earlier cycles, and removes the threads of these calls for
-/// which `is_unread` is false. Returns all threads: those in `new`, and those that were in `targets` before.
-fn add_targets(
-    targets: &mut AffinityTargets,
-    new: &AffinityTargets,
-    is_unread: impl Fn(&(ProcessId, Tid)) -> bool,
-) -> AffinityTargets {
-    let all = &*targets | new;
-    targets.retain(is_unread);
-    targets.extend(new.iter().copied());
-    all
+/// Removes the threads of the processes with these pids from `targets`, and returns them. Visits no thread of another
+/// process: a job can have thousands, and a cycle after a fork reads few processes.
+fn take_targets_of(targets: &mut AffinityTargets, pids: impl Iterator<Item = Pid>) -> AffinityTargets {
+    let mut taken = AffinityTargets::new();
+    if targets.is_empty() {
+        return taken;
+    }
+    for pid in pids {
+        let [first, last] = [StartTime(0), StartTime(u64::MAX)].map(|start| ProcessId { pid, start });
+        taken.extend(targets.range((first, Tid(0))..=(last, Tid(u32::MAX))));
+    }
+    for thread in &taken {
+        targets.remove(thread);
+    }
+    taken
 }
 
 /// Divides the calls `requests` of processes in the cpusets of their jobs: into those for PUs outside of the job, and
@@ -242,4 +283,21 @@ fn event_text(attempt: &AffinityAttempt<'_>, others: usize) -> String {
     format!(
         "thread {caller} of process {caller_pid} ({comm}) asked for {requested}{target_text}: {effect}{repetitions}"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_threads_of_the_read_processes_are_taken_and_those_of_others_stay() {
+        let thread = |pid, start, tid| (ProcessId { pid: Pid(pid), start: StartTime(start) }, Tid(tid));
+        let of_others = [thread(19, u64::MAX, u32::MAX), thread(21, 0, 0), thread(40, 7, 41)];
+        let of_read =
+            [thread(20, 0, 0), thread(20, 5, 21), thread(20, u64::MAX, u32::MAX), thread(30, 1, 30)];
+        let mut targets: AffinityTargets = of_others.into_iter().chain(of_read).collect();
+        let taken = take_targets_of(&mut targets, [20, 30, 50].map(Pid).into_iter());
+        assert_eq!(taken, AffinityTargets::from(of_read));
+        assert_eq!(targets, AffinityTargets::from(of_others));
+    }
 }

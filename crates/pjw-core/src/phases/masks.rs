@@ -193,7 +193,7 @@ fn thread_plans<'a>(
             let was_lifted = lifted.is_some_and(|lifted| !lifted.is_restored);
             let has_lift_failed = lifted.is_some_and(|lifted| lifted.is_restored);
             let may_have_requested_others =
-                !has_all_cpus && !reported.threads_within_job.contains(&(id.process, id.tid));
+                !has_all_cpus && !reported.is_within_job(state, &(id.process, id.tid));
             plans.push(ThreadPlan {
                 id,
                 member,
@@ -427,10 +427,10 @@ fn report_violations(
     for MaskAction { thread, current_mask, .. } in repairs {
         let pid = thread.process.pid;
         let requester = (thread.process, thread.tid);
-        draft.state.reported_affinity_targets.remove(&requester);
+        let has_attempt = reported.take_thread(draft.state, &requester);
         let inside = current_mask.is_subset(grant);
         // An affinity request in a cpuset, and a later move out of that cpuset, are two violations.
-        let is_reported = inside && reported.threads.contains(&requester);
+        let is_reported = inside && has_attempt;
         if !is_reported && reported.processes.insert(pid) {
             let (held, current) = (cpus_text(grant), cpus_text(current_mask));
             let text = if inside {
