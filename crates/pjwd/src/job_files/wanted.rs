@@ -120,13 +120,28 @@ impl WantedFile {
             return Ok(());
         }
         let mut file = options().write(true).open(path)?;
-        let text = wanted.map_or(String::new(), |cores| format!("{cores}\n"));
-        // The file is cut only afterwards: a full file system takes no number from it.
-        file.write_all(text.as_bytes())?;
-        file.set_len(text.len() as u64)?;
+        match wanted {
+            Some(cores) => overwrite(&mut file, cores)?,
+            None => file.set_len(0)?,
+        }
         (self.last, self.fault, self.is_emptied) = (wanted, None, false);
         Ok(())
     }
+}
+
+/// Writes the number `cores` into `file`, a file `want`. Newlines replace the rest of its former content: a cut could
+/// leave only the first digits of a number that a program writes at the same time. Except if the file is too long for a
+/// number: the rest is cut.
+///
+/// # Errors
+/// If the file can't be written. A full file system takes no number from it.
+fn overwrite(file: &mut File, cores: u32) -> io::Result<()> {
+    let length = file.metadata()?.len();
+    let mut text = format!("{cores}\n").into_bytes();
+    let former_length = usize::try_from(length.min(MAX_BYTES)).unwrap_or(0);
+    text.resize(text.len().max(former_length), b'\n');
+    file.write_all(&text)?;
+    if length > MAX_BYTES { file.set_len(MAX_BYTES) } else { Ok(()) }
 }
 
 fn options() -> OpenOptions {
@@ -262,10 +277,25 @@ mod tests {
         std::fs::write(&path, "100\n").unwrap();
         assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::Same);
         file.write_number(&path, Some(3), true).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "3\n");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "3\n\n\n");
         assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::Same);
         file.write_number(&path, None, true).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+    }
+
+    #[test]
+    fn a_written_number_replaces_everything_and_cuts_only_what_is_too_long_for_a_number() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("want");
+        let long = "7".repeat(40);
+        for (former, length) in [("", 3), ("7", 3), ("128\n", 4), ("many words", 10), (long.as_str(), 32)] {
+            std::fs::write(&path, former).unwrap();
+            let mut file = WantedFile::new(Some(100));
+            file.write_number(&path, Some(12), true).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), length, "{former:?}");
+            assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::Same, "{former:?}");
+            assert_eq!(file.ignored_reason(), None, "{former:?}");
+        }
     }
 
     #[test]
