@@ -4,20 +4,20 @@ use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::waiting::{wait_until, wait_until_empty};
 
 use super::killed::{MARK, marked_processes};
-use crate::processes::{has_two_cores, kill_process, mask};
+use crate::processes::{KillOnDrop, has_two_cores, mask};
+
+/// The command of an instance. It does not keep the output of pjwctl open.
+const COMMAND: [&str; 3] = ["sh", "-c", "exec sleep 1000 > /dev/null 2>&1"];
 
 /// Starts as many instances as `count` says, which go on without pjwctl, each on its own core. Returns their pids.
 fn start_instances(daemon: &Daemon, count: usize, mark: &str) -> Vec<u32> {
-    let (assignment, number) = (format!("{MARK}={mark}"), count.to_string());
-    let arguments =
-        ["spawn", "-n", &number, "--job", "a", "--async", "--", "env", &assignment, "sleep", "1000"];
-    let output = daemon.pjwctl(&arguments);
-    assert!(output.status.success(), "{output:?}");
+    let (job, number) = (daemon.job_id("a"), count.to_string());
+    let arguments = ["spawn", "-n", &number, "--job", &job, "--async", "--"];
+    let mut pjwctl = daemon.pjwctl_command(&arguments);
+    let status = pjwctl.args(COMMAND).env(MARK, mark).status().unwrap();
+    assert!(status.success(), "{status}");
     wait_until("the instances run", || marked_processes(mark).len() == count);
-    let pids = marked_processes(mark);
-    let all = mask(std::process::id());
-    assert!(pids.iter().all(|pid| mask(*pid) != all), "each instance has a part of {all}");
-    pids
+    marked_processes(mark)
 }
 
 #[test]
@@ -32,15 +32,17 @@ fn a_release_gives_the_instances_of_a_spawn_the_mask_from_before_also_by_the_nex
             let before = mask(std::process::id());
             let mark = format!("release-{}-{enforcement:?}-{count}-{is_killed}", std::process::id());
             let pids = start_instances(&daemon, count, &mark);
+            let guards: Vec<KillOnDrop> = pids.iter().map(|pid| KillOnDrop(*pid)).collect();
+            assert!(pids.iter().all(|pid| mask(*pid) != before), "each instance has a part of {before}");
             if is_killed {
                 daemon.kill();
                 daemon.spawn();
             }
             daemon.release("a").unwrap();
-            for pid in &pids {
-                wait_until("an instance has the mask from before", || mask(*pid) == before);
+            for pid in pids {
+                wait_until("an instance has the mask from before", || mask(pid) == before);
             }
-            pids.into_iter().for_each(kill_process);
+            drop(guards);
             wait_until_empty("the instances have ended", || marked_processes(&mark));
         }
     }

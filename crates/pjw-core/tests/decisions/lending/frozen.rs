@@ -202,7 +202,7 @@ fn the_use_in_a_second_in_which_a_borrower_lost_its_cores_is_divided_if_its_proc
     m.run_for(&[20], 4 * SECOND / 10);
     let commands = [Command::Assign(assign_of("normal", Some(CpuRequest::Cores(8))))];
     let scan = command_scan_request(&mut m.state, &commands);
-    m.cycle(&scan, &commands);
+    let _ = m.cycle(&scan, &commands);
     assert_eq!(ownership(&m, "batch"), None, "it runs unconfined");
     m.run_for(&[20], 6 * SECOND / 10);
     m.settle();
