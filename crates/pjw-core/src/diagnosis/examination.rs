@@ -131,7 +131,8 @@ pub struct DiagnosisInput {
     /// reported them.
     pub jobs: Vec<ObservedJob>,
     /// The jobs that a `pjwd` left in its cpusets when it ended. Each is also in `jobs`, unless the diagnosis can't
-    /// recognise it, or a running `pjwd` has a job with the same id.
+    /// recognise it. A job with the id of a job of the `pjwd` that answers is not included. Empty if it is unknown
+    /// which `pjwd` run, for example because processes are hidden.
     pub orphaned_jobs: Vec<OrphanedJob>,
     /// The processes that belong to no job, except kernel threads and the process that makes the diagnosis.
     pub unassigned_processes: Vec<UnassignedProcess>,

@@ -51,11 +51,12 @@ impl DaemonState {
         }
     }
 
-    /// Adds jobs whose pjwd has ended, so that the doctor knows their processes and PUs. A job with the id of a job of
-    /// the running daemon is left out. The processes of a batch system's job are not added, because the scan recognises
-    /// them.
-    pub(super) fn add_orphaned_jobs(&mut self, orphaned_jobs: &[OrphanedJob]) {
-        for orphaned in orphaned_jobs.iter().filter(|orphaned| !self.kept_by.contains_key(&orphaned.id)) {
+    /// Adds jobs whose pjwd has ended, so that the doctor knows their processes and PUs. Returns the added jobs. A job
+    /// with the id of a job of the running daemon is left out: this daemon keeps it. The processes of a batch system's
+    /// job are not added, because the scan recognises them.
+    pub(super) fn add_orphaned_jobs(&mut self, mut orphaned_jobs: Vec<OrphanedJob>) -> Vec<OrphanedJob> {
+        orphaned_jobs.retain(|orphaned| !self.kept_by.contains_key(&orphaned.id));
+        for orphaned in &orphaned_jobs {
             self.held.insert(orphaned.id.clone(), orphaned.cpus.clone());
             if orphaned.id.source().is_batch_system() {
                 continue;
@@ -69,6 +70,7 @@ impl DaemonState {
             };
             self.records.extend(orphaned.processes.iter().map(membership));
         }
+        orphaned_jobs
     }
 }
 
@@ -240,7 +242,10 @@ mod tests {
         };
         let mut state = DaemonState::without_jobs(not_running_status());
         state.kept_by.insert("known".parse().unwrap(), "cpuset".to_owned());
-        state.add_orphaned_jobs(&[orphaned("known", 7), orphaned("slurm:8", 8), orphaned("n1", 9)]);
+        let found = vec![orphaned("known", 7), orphaned("slurm:8", 8), orphaned("n1", 9)];
+        let added = state.add_orphaned_jobs(found);
+        let added: Vec<String> = added.iter().map(|job| job.id.to_string()).collect();
+        assert_eq!(added, ["slurm:8", "manual:n1"], "the running daemon keeps the other one");
         let mut held: Vec<String> = state.held.keys().map(ToString::to_string).collect();
         held.sort();
         assert_eq!(held, ["manual:n1", "slurm:8"]);

@@ -54,16 +54,14 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     let cpuset_support = survey::read_cpuset_support();
     let orphaned_jobs = orphans::find_orphaned_jobs(&mut scanner, &first, &cpuset_support.hierarchy);
     let mut daemon_state = daemon::read_daemon_state(daemon, daemon_runs);
-    daemon_state.add_orphaned_jobs(&orphaned_jobs);
+    let orphaned_jobs = daemon_state.add_orphaned_jobs(orphaned_jobs);
     let scans = scanner.scan_jobs_twice(&first, &daemon_state.records, &daemon_state.housekeeping);
     let processes: Vec<(Pid, Uid, Comm)> = programs(&scans.after).collect();
     let policy = scanner.policy();
     let mut host = survey::read_host_facts(&scans.after.online);
     host.incomplete_scan_reason =
         scans.after.incomplete_reason.clone().or_else(|| scans.before.incomplete_reason.clone());
-    let sees_kernel_threads =
-        scans.after.processes.values().filter_map(Observed::present).any(|process| process.is_kernel_thread);
-    host.in_container = !sees_kernel_threads && !host.hides_processes;
+    host.in_container = !sees_kernel_threads(&scans.after) && !host.hides_processes;
     let scan_pair = scanner.scan_pair(&scans);
     let mut jobs = scan_pair.observed_jobs(&daemon_state.held);
     let mounts = CgroupMounts::read();
@@ -99,6 +97,12 @@ fn programs(snapshot: &Snapshot) -> impl Iterator<Item = (Pid, Uid, Comm)> + '_ 
     processes
         .filter(|process| !process.is_kernel_thread)
         .map(|process| (process.id.pid, process.uid, process.comm))
+}
+
+/// Returns whether `snapshot`, a scan of all processes, has a kernel thread. If not, it misses processes of root:
+/// `/proc` hides the processes of other users, or the caller is in a PID namespace of its own, as in a container.
+fn sees_kernel_threads(snapshot: &Snapshot) -> bool {
+    snapshot.processes.values().filter_map(Observed::present).any(|process| process.is_kernel_thread)
 }
 
 fn caller_uid() -> Uid {

@@ -11,26 +11,27 @@ use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, LeftoverCpuset};
 use pjw_core::diagnosis::OrphanedJob;
 use pjw_core::ids::{Comm, Pid, ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
+use pjw_core::scan::ScanScope;
 use pjw_core::snapshot::{Observed, Process, Snapshot};
 use pjw_ipc::client::lock_dir;
 use pjw_linux::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 
 use super::scan::JobScanner;
+use super::sees_kernel_threads;
 
 /// Finds the jobs whose pjwd has ended. A process of such a job is in the cgroup that this pjwd made for the job, or in
 /// a cgroup of a batch system whose cpuset this pjwd wrote. Only a pjwd of root makes cgroups. `snapshot` is a scan of
 /// all processes, and `kind` says who makes the cgroups of jobs on this machine.
 ///
-/// The result is empty if it is unknown which cgroups the running pjwd use, because only root can read their open
-/// files.
+/// The result is empty if it is unknown which cgroups the running pjwd use: [`names_of_running_daemons`].
 pub(super) fn find_orphaned_jobs(
     scanner: &mut JobScanner,
     snapshot: &Snapshot,
     kind: &CpusetHierarchy,
 ) -> Vec<OrphanedJob> {
     let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return Vec::new() };
+    let Some(running) = names_of_running_daemons(snapshot) else { return Vec::new() };
     let processes: Vec<&Process> = snapshot.processes.values().filter_map(Observed::present).collect();
-    let Some(running) = names_of_running_daemons(&processes) else { return Vec::new() };
     let creator = match kind {
         CpusetHierarchy::Systemd => CgroupCreator::Systemd,
         CpusetHierarchy::Unified | CpusetHierarchy::Legacy | CpusetHierarchy::Unavailable { .. } => {
@@ -92,12 +93,21 @@ fn orphaned_job(
     })
 }
 
-/// Returns the names of the cgroups of all running pjwd of root. `None` if the open files of one of them can't be read.
-fn names_of_running_daemons(processes: &[&Process]) -> Option<Vec<OwnCgroupNames>> {
+/// Returns the names of the cgroups of all running pjwd of root. `snapshot` is a scan of all processes. `None` in each
+/// of these cases:
+///
+/// - The open files of a pjwd can't be read. Only root can read them.
+/// - The scan found no kernel thread. It then misses processes of root: `/proc` hides them (mount option `hidepid=`),
+///   or the caller is in a PID namespace of its own, as in a container.
+/// - The scan is incomplete.
+fn names_of_running_daemons(snapshot: &Snapshot) -> Option<Vec<OwnCgroupNames>> {
+    if snapshot.scope != ScanScope::Full || !sees_kernel_threads(snapshot) {
+        return None;
+    }
     let lock_directory = lock_dir(Uid::ROOT.0);
     let lock_directory = lock_directory.canonicalize().unwrap_or(lock_directory);
-    let daemons =
-        processes.iter().filter(|process| process.uid == Uid::ROOT && process.comm == Comm::from("pjwd"));
+    let processes = snapshot.processes.values().filter_map(Observed::present);
+    let daemons = processes.filter(|process| process.uid == Uid::ROOT && process.comm == Comm::from("pjwd"));
     let mut names = Vec::new();
     for daemon in daemons {
         let directories = directories_of_open_files(daemon.id.pid).ok()?;
@@ -140,9 +150,12 @@ fn directories_of_open_files(pid: Pid) -> io::Result<BTreeSet<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use pjw_core::cpuset_group::{CpusetSpec, JobCpuset};
     use pjw_core::ids::StartTime;
     use pjw_core::testing::cpu_set;
+    use pjw_core::time::{Moment, Nanos, UnixMillis};
 
     use super::*;
 
@@ -188,6 +201,61 @@ mod tests {
         assert_eq!(job.id.to_string(), "slurm:7");
         let other = LeftoverCpuset { other_writer: Some("pjw_0123456789abcdef".to_owned()), ..marked };
         assert_eq!(job_of(&alone, CgroupCreator::Warden, other, &inside), None, "another pjwd wrote it");
+    }
+
+    /// A process of root with the name `comm`, as a scan finds it.
+    fn process_of_root(pid: u32, comm: &str, is_kernel_thread: bool) -> Process {
+        let (id, uid) = process(pid, 0);
+        Process {
+            id,
+            parent: Pid(1),
+            process_group: Pid(pid),
+            session: Pid(pid),
+            uid,
+            comm: Comm::from(comm),
+            is_kernel_thread,
+            first_thread_mask: None,
+            cgroup: None,
+            unit_cgroup: None,
+            attributes: None,
+            batch_identity: None,
+            threads: None,
+            has_all_threads: true,
+            idle_until: None,
+        }
+    }
+
+    fn full_scan(processes: Vec<Process>) -> Snapshot {
+        Snapshot {
+            scope: ScanScope::Full,
+            taken_at: Moment { since_boot: Nanos(1), wall_clock: UnixMillis(0) },
+            online: cpu_set("0-1"),
+            processes: processes.into_iter().map(|read| (read.id.pid, Observed::Present(read))).collect(),
+            cgroups: BTreeMap::new(),
+            affinity_requests: Vec::new(),
+            incomplete_reason: None,
+            ended_idle_until: BTreeMap::new(),
+            cpu_times: BTreeMap::new(),
+            cpu_times_read_until: None,
+            reaped: BTreeSet::new(),
+            address_spaces: None,
+        }
+    }
+
+    #[test]
+    fn it_is_unknown_which_daemons_run_if_processes_of_root_are_hidden_or_were_not_read() {
+        // The open files of the test itself can be read by any user.
+        let daemon = || process_of_root(std::process::id(), "pjwd", false);
+        let kernel_thread = || process_of_root(2, "kthreadd", true);
+        assert_eq!(names_of_running_daemons(&full_scan(vec![])), None, "hidepid=2 hides all of root");
+        assert_eq!(names_of_running_daemons(&full_scan(vec![daemon()])), None, "as in a container");
+        assert_eq!(names_of_running_daemons(&full_scan(vec![kernel_thread()])), Some(vec![]), "none runs");
+        let names = names_of_running_daemons(&full_scan(vec![kernel_thread(), daemon()]));
+        assert!(names.is_some(), "the open files of the daemon can be read");
+
+        let mut incomplete = full_scan(vec![kernel_thread()]);
+        incomplete.scope = ScanScope::Partial(BTreeSet::from([Pid(2)]));
+        assert_eq!(names_of_running_daemons(&incomplete), None, "pjwd may be among the others");
     }
 
     #[test]
