@@ -140,7 +140,7 @@ impl ControlService {
     /// If the command is refused, if its caller has sent too many commands, or if the event loop has ended.
     async fn execute_command(&self, command: Command) -> Result<CommandReply, CallError> {
         let caller = admission::caller_of(&command);
-        if !caller.is_admin && !self.rate_limiter.borrow_mut().admit(caller.uid, Instant::now()) {
+        if !self.rate_limiter.borrow_mut().admit(&command, Instant::now()) {
             let why = admission::rate_limit_message();
             self.refusal_log.borrow_mut().record(caller.uid, &why, Instant::now());
             return Err(CallError::Busy(why));

@@ -139,23 +139,28 @@ pub fn answer_without_event_loop(
 }
 
 /// A limit on the rate of commands of each user. A user can send 30 commands in one burst, and then two per second.
-/// pjwd does not apply the limit to administrators.
+/// Releases have a limit of their own with the same numbers: a user whose other commands wait for this limit can still
+/// release jobs. Administrators have no limit.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
-    /// For each user, the time from which the user may send a full burst again. Each command moves the time
-    /// [`PERIOD`] later.
-    until: BTreeMap<Uid, Instant>,
+    /// For each user, the time from which the user may send a full burst again. The releases of a user (true) have
+    /// another time than the other commands (false). Each command moves the time [`PERIOD`] later.
+    until: BTreeMap<(Uid, bool), Instant>,
 }
 
 impl RateLimiter {
-    /// Returns whether a command that the user `uid` sent at the time `now` is within the user's limit. If true, the
-    /// command counts towards the limit. If false, the user has sent too many commands, and the caller must refuse
-    /// this command.
-    pub fn admit(&mut self, uid: Uid, now: Instant) -> bool {
+    /// Returns whether `command`, which was sent at the time `now`, is within the limit of its user. If true, the command
+    /// counts towards the limit. If false, the user has sent too many commands, and the caller must refuse this command.
+    pub fn admit(&mut self, command: &Command, now: Instant) -> bool {
+        let Caller { uid, is_admin } = caller_of(command);
+        if is_admin {
+            return true;
+        }
         if self.until.len() >= PRUNE_FROM {
             self.until.retain(|_, until| *until > now);
         }
-        let until = self.until.entry(uid).or_insert(now);
+        let is_release = matches!(command, Command::Release { .. } | Command::ReleaseAll { .. });
+        let until = self.until.entry((uid, is_release)).or_insert(now);
         let from = (*until).max(now);
         if from.duration_since(now) > PERIOD * (BURST - 1) {
             return false;

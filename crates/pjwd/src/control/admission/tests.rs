@@ -15,6 +15,10 @@ fn release(job: &str) -> Command {
     Command::Release { job: job.parse().unwrap(), caller: ME }
 }
 
+fn want(caller: Caller) -> Command {
+    Command::Want { job: "mine".parse().unwrap(), cores: None, caller }
+}
+
 /// The answer on a node with one job of this user and one of another user.
 fn answer(rules: &AdmissionRules, command: &Command) -> Option<Result<Reply, Refusal>> {
     let job = |id: &str, owner| Job { id: id.to_owned(), owner, ..Job::default() };
@@ -104,8 +108,10 @@ fn administrators_pass_admission() {
 fn a_user_may_send_a_burst_and_then_one_command_per_period() {
     let mut rates = RateLimiter::default();
     let mut now = Instant::now();
-    let admitted =
-        |rates: &mut RateLimiter, uid, now| (0..100).filter(|_| rates.admit(Uid(uid), now)).count();
+    let admitted = |rates: &mut RateLimiter, uid, now| {
+        let command = want(Caller { uid: Uid(uid), is_admin: false });
+        (0..100).filter(|_| rates.admit(&command, now)).count()
+    };
     assert_eq!(admitted(&mut rates, 1001, now), BURST as usize);
     assert_eq!(admitted(&mut rates, 1002, now), BURST as usize, "each user has a rate of their own");
     now += PERIOD;
@@ -118,12 +124,25 @@ fn a_user_may_send_a_burst_and_then_one_command_per_period() {
 }
 
 #[test]
+fn a_user_who_sends_other_commands_too_often_may_release() {
+    let mut rates = RateLimiter::default();
+    let now = Instant::now();
+    let mut admitted = |command: &Command| (0..100).filter(|_| rates.admit(command, now)).count();
+    assert_eq!(admitted(&Command::Assign(assign("new"))), BURST as usize);
+    assert_eq!(admitted(&want(ME)), 0, "all commands but releases have one limit");
+    assert_eq!(admitted(&release("mine")), BURST as usize);
+    assert_eq!(admitted(&Command::ReleaseAll { caller: ME }), 0, "releases are limited too");
+    let admin = Caller { is_admin: true, ..ME };
+    assert_eq!(admitted(&want(admin)), 100, "administrators have no limit");
+}
+
+#[test]
 fn idle_users_are_removed_from_memory() {
     let mut rates = RateLimiter::default();
     let mut now = Instant::now();
     for uid in 0..100_000 {
         now += PERIOD / 100;
-        assert!(rates.admit(Uid(uid), now));
+        assert!(rates.admit(&want(Caller { uid: Uid(uid), is_admin: false }), now));
         assert!(rates.until.len() <= PRUNE_FROM);
     }
 }
