@@ -16,6 +16,7 @@ use thiserror::Error;
 use crate::INTERFACE_NAME;
 use crate::daemon_process::{DaemonProcess, LOCK_FILE_NAME};
 use crate::dial::{MAX_SOCKET_PATH_BYTES, dial, length_if_too_long, listener_pid, truncate_path};
+use crate::server::{DISPLACED_MESSAGE, TOO_MANY_CONNECTIONS};
 use crate::service_commands;
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
@@ -119,6 +120,15 @@ impl ClientError {
     pub fn is_commands_too_often(&self) -> bool {
         let Self::Refused { message, .. } = self else { return false };
         self.is_busy() && message.starts_with(COMMANDS_TOO_OFTEN)
+    }
+
+    /// Returns whether the daemon was busy and certainly executed nothing of the call. The call can be repeated later,
+    /// on a new connection.
+    #[must_use]
+    pub fn is_busy_before_execution(&self) -> bool {
+        let Self::Refused { message, .. } = self else { return false };
+        let has_no_connection = [DISPLACED_MESSAGE, TOO_MANY_CONNECTIONS].contains(&message.as_str());
+        self.is_busy() && (has_no_connection || self.is_commands_too_often())
     }
 }
 

@@ -31,8 +31,10 @@ pub use crate::service::{Peer, Replies, ServerLimits, Service};
 /// The delay after a failed accept(2). Without a free file descriptor every attempt fails at once.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// The error for a client whose idle connection is closed for another user.
-const DISPLACED_MESSAGE: &str = "pjwd closed this idle connection, because another user needed one and all were taken: \
-                                 try again";
+pub(crate) const DISPLACED_MESSAGE: &str = "pjwd closed this idle connection, because another user needed one and all \
+                                            were taken: try again";
+/// The error for a client that gets no connection.
+pub(crate) const TOO_MANY_CONNECTIONS: &str = "too many connections: try again later";
 
 /// Serves the clients that connect to `listener`, until the value in `stop` becomes true. `service` computes the
 /// replies. `limits` bounds the connections, the memory and the time that clients can use. Must run inside a
@@ -150,7 +152,7 @@ fn serve_peer_in_task<S: Service>(
 ) {
     let Some(slot) = connections.take_slot(peer.uid, &context.limits) else {
         debug!(uid = peer.uid, "too many connections");
-        connection::send_busy_error(&stream, "too many connections: try again later");
+        connection::send_busy_error(&stream, TOO_MANY_CONNECTIONS);
         return;
     };
     let service = Rc::clone(service);

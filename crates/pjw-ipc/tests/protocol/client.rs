@@ -148,6 +148,7 @@ fn a_client_that_is_rejected_for_too_many_connections_gets_the_reason_after_it_s
     let mut second = Client::connect(server.path()).unwrap();
     let error = second.call::<Value>("GetStatus", &json!({})).unwrap_err();
     assert!(error.to_string().contains("too many connections"), "{error}");
+    assert!(error.is_busy_before_execution(), "{error:?}");
     drop(first);
     wait_until("the first connection is free again", || {
         let mut third = Client::connect(server.path()).unwrap();

@@ -8,21 +8,22 @@ use std::time::{Duration, Instant};
 use nix::unistd::{Uid, User, geteuid};
 use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::job::JobId;
-use pjw_ipc::call::Assign;
 use pjw_ipc::client::{Client, ClientError, ConnectError, runtime_dir, socket_path};
-use pjw_ipc::wire::{Job, Status};
+use pjw_ipc::wire::Status;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::{output, render::UserNames};
 
-/// The time between two calls of a user who sends commands too often.
-const TIME_BETWEEN_CALLS: Duration = Duration::from_millis(250);
-/// The time after which a command says that it waits because its user sends commands too often.
+/// The longest first pause of a command that waits because pjwd is busy. Each pause is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// The longest pause between two attempts of such a command.
+const MAX_PAUSE: Duration = Duration::from_secs(4);
+/// A command that waits for a longer time says so.
 const MAX_SILENT_TIME: Duration = Duration::from_secs(1);
-/// How long a command waits because its user sends commands too often.
-const MAX_TIME_TOO_OFTEN: Duration = Duration::from_secs(600);
+/// How long a command waits because pjwd is busy.
+const MAX_TIME_BUSY: Duration = Duration::from_secs(600);
 
 /// The address of the daemon: the path of the socket in the option `--socket` of the command line. Without this option,
 /// the daemon's default socket is used.
@@ -95,36 +96,74 @@ pub(super) fn call_for_field<T: DeserializeOwned>(
     serde_json::from_value(value).map_err(|error| ClientError::Malformed(error.to_string()))
 }
 
-/// Makes or changes a job by the call `Assign` with `parameters`, and returns the job. If the daemon refuses the call
-/// because this user sends commands too often, sends the call again for up to ten minutes. After a second, prints why
-/// the command waits.
+/// Connects to the daemon, and calls `attempt` with the connection. Returns the connection and the result. If pjwd is
+/// busy and executed nothing, for example because this user sends commands too often, connects and calls `attempt`
+/// again for up to ten minutes. If this takes more than a second, prints why the command waits.
 ///
 /// # Errors
-/// If the daemon refuses the call for another reason, or also after this time. If the connection breaks.
-pub(super) fn assign_persistently(client: &mut Client, parameters: &Assign) -> Result<Job, ClientError> {
-    repeat_while_too_often(MAX_TIME_TOO_OFTEN, || call_for_field(client, "Assign", parameters, "job"))
+/// The last error, if pjwd was busy for this time. Another error, at once. Except: after the first attempt, the command
+/// also waits for a pjwd that does not run, because it may be restarting.
+pub(super) fn call_persistently<T>(
+    daemon: &DaemonAddress,
+    mut attempt: impl FnMut(&mut Client) -> Result<T, ClientError>,
+) -> anyhow::Result<(Client, T)> {
+    let (begin, path) = (Instant::now(), daemon.path());
+    let mut pauses = Pauses::of_process(std::process::id());
+    let mut first_client = Some(daemon.connect()?);
+    loop {
+        // A connection is closed before the pause: a user has a limited number, and other commands need some.
+        let error = match first_client.take().map_or_else(|| Client::connect(&path), Ok) {
+            Ok(mut client) => match attempt(&mut client) {
+                Ok(value) => return Ok((client, value)),
+                // After another error, the daemon may have executed the call.
+                Err(error) if !error.is_busy_before_execution() => return Err(error.into()),
+                Err(error) => anyhow::Error::from(error),
+            },
+            Err(error @ ConnectError::NotRunning { .. }) => error.into(),
+            Err(error) => return Err(error.into()),
+        };
+        let Some((pause, is_report_due)) = pauses.next_pause(begin.elapsed()) else { return Err(error) };
+        if is_report_due {
+            output::print_error(&format!("{}; pjwctl tries again for at most ten minutes", reason(&error)));
+        }
+        std::thread::sleep(pause);
+    }
 }
 
-/// Calls `call` until its result is another one than the refusal that this user sends commands too often, but for at
-/// most `max_time`. Returns the last result. After [`MAX_SILENT_TIME`], prints the refusal once.
-fn repeat_while_too_often<T>(
-    max_time: Duration,
-    mut call: impl FnMut() -> Result<T, ClientError>,
-) -> Result<T, ClientError> {
-    let begin = Instant::now();
-    let mut is_reported = false;
-    loop {
-        let refusal = match call() {
-            Err(error) if error.is_commands_too_often() && begin.elapsed() < max_time => error.to_string(),
-            result => return result,
-        };
-        if !is_reported && begin.elapsed() >= MAX_SILENT_TIME {
-            is_reported = true;
-            // The rest is the advice to try again.
-            let reason = refusal.split(';').next().unwrap_or_default();
-            output::print_error(&format!("{reason}; pjwctl tries again for at most ten minutes"));
+/// Returns the text of `error` without the advice at its end.
+fn reason(error: &anyhow::Error) -> String {
+    let text = error.to_string();
+    let reason = text.split(';').next().unwrap_or_default();
+    reason.split(": try again").next().unwrap_or_default().to_owned()
+}
+
+/// The pauses between the attempts of a command that waits because pjwd is busy.
+struct Pauses {
+    /// The share of `longest` that a pause takes.
+    permille: u32,
+    /// The longest time of the next pause.
+    longest: Duration,
+    is_reported: bool,
+}
+
+impl Pauses {
+    /// The pauses of the process `pid`. Processes that begin at the same time have different pauses, so that their next
+    /// attempts are at different times.
+    fn of_process(pid: u32) -> Self {
+        Self { permille: 500 + pid.wrapping_mul(389) % 500, longest: FIRST_PAUSE, is_reported: false }
+    }
+
+    /// Returns the next pause of a command that has waited for the time `waited`, and whether the command must now say
+    /// that it waits. `None` if it has waited for [`MAX_TIME_BUSY`].
+    fn next_pause(&mut self, waited: Duration) -> Option<(Duration, bool)> {
+        if waited >= MAX_TIME_BUSY {
+            return None;
         }
-        std::thread::sleep(TIME_BETWEEN_CALLS);
+        let pause = self.longest * self.permille / 1000;
+        self.longest = (self.longest * 2).min(MAX_PAUSE);
+        let is_report_due = !self.is_reported && waited + pause > MAX_SILENT_TIME;
+        self.is_reported |= is_report_due;
+        Some((pause, is_report_due))
     }
 }
 
@@ -169,25 +208,74 @@ pub(super) fn user_names(uids: impl IntoIterator<Item = u32>) -> UserNames {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use serde_json::json;
+
     use super::*;
 
+    /// Reads one call on `stream` and answers with `reply`. Returns after the client has closed the connection. Fails
+    /// if the client sends another call.
+    fn answer_only_call(mut stream: &UnixStream, reply: &Value) {
+        let (mut reader, mut message) = (BufReader::new(stream), Vec::new());
+        reader.read_until(0, &mut message).unwrap();
+        write!(stream, "{reply}\0").unwrap();
+        assert_eq!(reader.read_until(0, &mut message).unwrap(), 0, "the connection is closed");
+    }
+
     #[test]
-    fn only_a_call_that_is_sent_too_often_is_repeated_and_only_for_a_time() {
-        let too_often = "you send commands too often: wait a little and try again";
-        for (message, max_time, is_repeated) in [
-            (too_often, Duration::from_millis(100), true),
-            (too_often, Duration::ZERO, false),
-            ("too many connections", Duration::from_secs(60), false),
+    fn a_call_that_a_busy_pjwd_did_not_execute_is_repeated_on_a_new_connection() {
+        for (message, is_repeated) in [
+            ("you send commands too often: wait a little and try again", true),
+            ("too many connections: try again later", true),
+            (
+                "pjwd closed this idle connection, because another user needed one and all were taken: try again",
+                true,
+            ),
+            ("too many replies of pjwd wait to be read by your programs: try again later", false),
         ] {
-            let mut calls = 0;
-            let result: Result<(), ClientError> = repeat_while_too_often(max_time, || {
-                calls += 1;
-                let error = "org.pjw.Warden.Busy".to_owned();
-                Err(ClientError::Refused { error, message: message.to_owned() })
+            let dir = tempfile::tempdir().unwrap();
+            let socket = dir.path().join("pjwd.sock");
+            let listener = UnixListener::bind(&socket).unwrap();
+            let daemon = DaemonAddress { socket: Some(socket.clone()) };
+            let server = std::thread::spawn(move || {
+                let (stream, _) = listener.accept().unwrap();
+                // pjwd restarts during the first pause.
+                drop(listener);
+                std::fs::remove_file(&socket).unwrap();
+                let error = json!({"error": "org.pjw.Warden.Busy", "parameters": {"message": message}});
+                answer_only_call(&stream, &error);
+                if is_repeated {
+                    std::thread::sleep(FIRST_PAUSE);
+                    let (stream, _) = UnixListener::bind(&socket).unwrap().accept().unwrap();
+                    answer_only_call(&stream, &json!({"parameters": {"n": 1}}));
+                }
             });
-            assert_eq!(result.unwrap_err().to_string(), message);
-            assert_eq!(calls > 1, is_repeated, "{message}: {calls} calls");
+            let reply = call_persistently(&daemon, |client| client.call::<Value>("Want", &NoParameters {}));
+            match reply {
+                Ok((_, reply)) => assert!(is_repeated && reply == json!({"n": 1}), "{message}: {reply}"),
+                Err(error) => assert!(!is_repeated && error.to_string() == message, "{error}"),
+            }
+            server.join().unwrap();
         }
+    }
+
+    #[test]
+    fn pauses_become_longer_and_differ_and_are_reported_once_after_a_second_and_end() {
+        for pid in [1, 4711, u32::MAX] {
+            let (mut pauses, mut waited, mut reported_at) = (Pauses::of_process(pid), Duration::ZERO, vec![]);
+            while let Some((pause, is_report_due)) = pauses.next_pause(waited) {
+                assert!(pause >= FIRST_PAUSE / 2 && pause <= MAX_PAUSE, "{pause:?}");
+                waited += pause;
+                reported_at.extend(is_report_due.then_some(waited));
+            }
+            assert!(waited >= MAX_TIME_BUSY && waited < MAX_TIME_BUSY + MAX_PAUSE, "{waited:?}");
+            let [end] = reported_at[..] else { panic!("{reported_at:?}") };
+            assert!(end > MAX_SILENT_TIME && end < 3 * MAX_SILENT_TIME, "{end:?}");
+        }
+        let first_pause = |pid| Pauses::of_process(pid).next_pause(Duration::ZERO);
+        assert_ne!(first_pause(4711), first_pause(4712));
     }
 
     #[test]

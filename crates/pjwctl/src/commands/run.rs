@@ -27,7 +27,8 @@ use pjw_linux::sys::affinity;
 use pjw_spawn::{CheckError, find_program};
 
 use super::connection::{
-    DaemonAddress, assign_persistently, cpu_count_variables, job_directory, parse_job_id, read_status,
+    DaemonAddress, call_for_field, call_persistently, cpu_count_variables, job_directory, parse_job_id,
+    read_status,
 };
 use super::interpreter::missing_interpreter_text;
 use crate::cli::{CoreArgs, CoreCountArg, RunArgs, value_name};
@@ -58,9 +59,6 @@ pub(super) fn run(daemon: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
     }
     let pid = std::process::id();
     let job = request.job.clone().unwrap_or_else(|| default_job_name(program, pid));
-    let mut client = daemon.connect()?;
-    // The PUs of each core do not depend on the job, and a failure here leaves nothing to undo.
-    let status = read_status(&mut client)?;
     let core_args = &request.core_args;
     let cores_unit = request.cores_unit;
     let is_isolated = core_args.isolated == Some(true);
@@ -79,7 +77,15 @@ pub(super) fn run(daemon: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
         fresh: Some(true),
         ..Assign::default()
     };
-    let job = assign_persistently(&mut client, &parameters)?;
+    let mut status = None;
+    let (mut client, job): (Client, Job) = call_persistently(daemon, |client| {
+        // The PUs of each core do not depend on the job, and a failure here leaves nothing to undo.
+        if status.is_none() {
+            status = Some(read_status(client)?);
+        }
+        call_for_field(client, "Assign", &parameters, "job")
+    })?;
+    let status = status.unwrap_or_default();
     let cpus = match wait_for_cores(daemon, &mut client, job.clone(), is_isolated) {
         Ok(cpus) => cpus,
         Err(error) => {

@@ -359,7 +359,7 @@ fn run_sets_the_variables_that_the_daemon_names() {
 #[test]
 fn run_and_spawn_wait_while_their_user_sends_commands_too_often_and_say_so_after_a_second() {
     let refusal = "you send commands too often: a user may send 30 at once; wait a little and try again";
-    for (verb, refusals, lines) in [(&["run", "--cores", "1"][..], 1, 0), (&["spawn", "-n", "1"], 6, 1)] {
+    for (verb, refusals, lines) in [(&["run", "--cores", "1"][..], 1, 0), (&["spawn", "-n", "1"], 4, 1)] {
         let assigns = AtomicUsize::new(0);
         let daemon = Daemon::start(move |call| {
             CallReplies::reply(match call {

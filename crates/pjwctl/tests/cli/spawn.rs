@@ -12,10 +12,11 @@ use super::{answer, assert_refused, pjwctl};
 
 #[test]
 fn a_busy_daemon_has_not_refused_the_number_of_cores() {
-    let daemon = Daemon::start(|_| CallReplies::busy("too many connections: try again later"));
+    let reason = "too many replies of pjwd wait to be read by your programs";
+    let daemon = Daemon::start(move |_| CallReplies::busy(reason));
     let answer = answer(&mut pjwctl(&daemon.socket(), &["spawn", "-n", "4", "--", "echo", "started"]));
-    assert_refused(&answer, "too many connections");
-    assert_eq!(answer.stderr, "pjwctl: nothing was started: too many connections: try again later\n");
+    assert_refused(&answer, reason);
+    assert_eq!(answer.stderr, format!("pjwctl: nothing was started: {reason}\n"));
     assert!(matches!(daemon.calls()[..], [Call::Assign(_)]), "{:?}", daemon.calls());
 }
 

@@ -14,7 +14,8 @@ use pjw_linux::sys::affinity;
 
 use crate::cli::{CoreCountArg, SpawnArgs, value_name};
 use crate::commands::connection::{
-    DaemonAddress, assign_persistently, cpu_count_variables, job_directory, parse_job_id, read_status,
+    DaemonAddress, call_for_field, call_persistently, cpu_count_variables, job_directory, parse_job_id,
+    read_status,
 };
 use crate::commands::run;
 
@@ -78,13 +79,15 @@ impl Grant {
             });
         }
         let pid = std::process::id();
-        let mut client = daemon.connect()?;
         let assign = Self::job_request(request, size, program, pid)?;
-        let refusal = match assign_persistently(&mut client, &assign) {
-            Ok(job) => return Self::of_new_job(daemon, client, job),
+        let (mut client, answer) = call_persistently(daemon, |client| match assign_job(client, &assign) {
             // A busy daemon says nothing about the cores.
-            Err(refusal @ ClientError::Refused { .. }) if !refusal.is_busy() => refusal,
-            Err(error) => return Err(error.into()),
+            Err(refusal @ ClientError::Refused { .. }) if !refusal.is_busy() => Ok(Err(refusal)),
+            answer => answer.map(Ok),
+        })?;
+        let refusal = match answer {
+            Ok(job) => return Self::of_new_job(daemon, client, job),
+            Err(refusal) => refusal,
         };
         match own_job(&mut client, pid) {
             Some(job) if uses_own_job(&job, request) => {
@@ -96,7 +99,9 @@ impl Grant {
             // The options ask for other cores than those of the job of this process: it leaves that job for a new one.
             Some(_) if assign.keep_members.is_some() => {
                 let assign = Assign { keep_members: None, ..assign };
-                let job = assign_persistently(&mut client, &assign)?;
+                // A user has a limited number of connections: this one is not kept beside a new one.
+                drop(client);
+                let (client, job) = call_persistently(daemon, |client| assign_job(client, &assign))?;
                 Self::of_new_job(daemon, client, job)
             }
             None if request.cores.is_none() && size > 1 => {
@@ -188,6 +193,10 @@ fn check_batch_system_options(id: &str, request: &SpawnArgs) -> anyhow::Result<(
 /// Whether the job is one of a batch system. No second job is made for a process of such a job.
 fn is_batch_system_job(id: &str) -> bool {
     !id.starts_with("manual:")
+}
+
+fn assign_job(client: &mut Client, parameters: &Assign) -> Result<Job, ClientError> {
+    call_for_field(client, "Assign", parameters, "job")
 }
 
 /// The job of this process, if it belongs to one.
