@@ -1,9 +1,9 @@
-//! `spawn` with a daemon that is busy.
+//! `spawn` with a daemon that is busy or refuses commands.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pjw_ipc::call::{Call, Reply};
+use pjw_ipc::call::{Call, ExplainPidReply, Reply};
 use pjw_ipc::wire::{Job, Status};
 
 use super::daemon::{CallReplies, Daemon};
@@ -44,4 +44,43 @@ fn instances_have_the_variables_that_the_daemon_names_also_if_it_was_busy_once()
     let mut command = pjwctl(&daemon.socket(), &["spawn", "-n", "1", "--", "sh", "-c", script]);
     let answer = answer(command.env_remove("N"));
     assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "set\n"), "{answer:?}");
+}
+
+#[test]
+fn instances_on_the_cores_of_the_own_job_do_not_wait_because_the_user_sends_commands_too_often() {
+    for (own_job, options, assigns) in [
+        ("manual:a", &["--job", "b"][..], 2),
+        ("manual:a", &["--cores", "1"], 2),
+        ("manual:a", &[], 1),
+        ("slurm:7", &[], 1),
+    ] {
+        let refusals = AtomicUsize::new(0);
+        let daemon = Daemon::start(move |call| {
+            CallReplies::reply(match call {
+                Call::Assign(_) if refusals.fetch_add(1, Ordering::Relaxed) == 0 => {
+                    return CallReplies::busy("you send commands too often: wait a little and try again");
+                }
+                Call::Assign(request) => {
+                    let (id, cpus) = (request.job.clone(), own_cpus());
+                    Reply::Job { job: Job { id, cpus, state: "running".into(), ..Job::default() } }
+                }
+                Call::ExplainPid(request) => Reply::PidReasons(ExplainPidReply {
+                    pid: request.pid,
+                    job: Some(own_job.to_owned()),
+                    membership_reasons: vec![],
+                    threads: vec![],
+                    last_tid: None,
+                }),
+                Call::GetStatus => Reply::Status { status: Arc::default() },
+                Call::Release(_) => Reply::Released { released: vec![] },
+                other => panic!("{other:?}"),
+            })
+        });
+        let arguments = [&["spawn", "-n", "1"][..], options, &["--", "echo", "started"]].concat();
+        let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
+        assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
+        let calls = daemon.calls();
+        let sent = calls.iter().filter(|call| matches!(call, Call::Assign(_))).count();
+        assert_eq!(sent, assigns, "{own_job} {options:?}: {calls:?}");
+    }
 }

@@ -82,14 +82,23 @@ impl Grant {
         let assign = Self::job_request(request, size, program, pid)?;
         let (mut client, answer) = call_persistently(daemon, |client| match assign_job(client, &assign) {
             // A busy daemon says nothing about the cores.
-            Err(refusal @ ClientError::Refused { .. }) if !refusal.is_busy() => Ok(Err(refusal)),
+            Err(refusal @ ClientError::Refused { .. }) if !refusal.is_busy() => {
+                Ok(Err((refusal, own_job(client, pid))))
+            }
+            // Instances on the cores of the own job need no new job, so they don't wait.
+            Err(refusal) if refusal.is_commands_too_often() => {
+                match own_job(client, pid).filter(|job| uses_own_job(job, request)) {
+                    Some(job) => Ok(Err((refusal, Some(job)))),
+                    None => Err(refusal),
+                }
+            }
             answer => answer.map(Ok),
         })?;
-        let refusal = match answer {
+        let (refusal, own_job) = match answer {
             Ok(job) => return Self::of_new_job(daemon, client, job),
-            Err(refusal) => refusal,
+            Err(refused) => refused,
         };
-        match own_job(&mut client, pid) {
+        match own_job {
             Some(job) if uses_own_job(&job, request) => {
                 if is_batch_system_job(&job) {
                     check_batch_system_options(&job, request)?;
