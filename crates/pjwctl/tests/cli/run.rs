@@ -359,7 +359,8 @@ fn run_sets_the_variables_that_the_daemon_names() {
 #[test]
 fn run_and_spawn_wait_while_their_user_sends_commands_too_often_and_say_so_after_a_second() {
     let refusal = "you send commands too often: a user may send 30 at once; wait a little and try again";
-    for (verb, refusals, lines) in [(&["run", "--cores", "1"][..], 1, 0), (&["spawn", "-n", "1"], 4, 1)] {
+    // The pauses before four refusals and one more attempt take more than a second, whatever the pid of pjwctl is.
+    for (verb, refusals) in [(&["run", "--cores", "1"][..], 1), (&["spawn", "-n", "1"], 4)] {
         let assigns = AtomicUsize::new(0);
         let daemon = Daemon::start(move |call| {
             CallReplies::reply(match call {
@@ -377,8 +378,11 @@ fn run_and_spawn_wait_while_their_user_sends_commands_too_often_and_say_so_after
         });
         let answer = answer(&mut pjwctl(&daemon.socket(), &[verb, &["--", "echo", "started"]].concat()));
         assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
-        assert_eq!(answer.stderr.lines().count(), lines, "{answer:?}");
-        let line = "pjwctl: you send commands too often: a user may send 30 at once; pjwctl tries again";
-        assert!(lines == 0 || answer.stderr.starts_with(line), "{answer:?}");
+        // After one refusal, the line is printed only if the machine is so loaded that a second passes.
+        if refusals > 1 {
+            assert_eq!(answer.stderr.lines().count(), 1, "{answer:?}");
+            let line = "pjwctl: you send commands too often: a user may send 30 at once; pjwctl tries again";
+            assert!(answer.stderr.starts_with(line), "{answer:?}");
+        }
     }
 }
