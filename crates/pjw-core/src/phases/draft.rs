@@ -170,6 +170,14 @@ impl CycleDraft<'_> {
         }
     }
 
+    /// Changes the original masks of an instance of `pjwctl spawn` (see
+    /// [`WardenState::attribute_start_masks_to_pjw`]), and writes them to the journal (the file with which a restarted
+    /// daemon restores its state).
+    pub(crate) fn attribute_start_masks_to_pjw(&mut self, pid: Pid) {
+        let changed = self.state.attribute_start_masks_to_pjw(pid);
+        changed.into_iter().for_each(|thread| self.start_journaling(thread));
+    }
+
     /// Writes the affinity masks that were requested for a thread to the journal (the file with which a restarted
     /// daemon restores its state). Does nothing if the journal need not contain the masks of the thread, because pjw
     /// has not changed its mask.

@@ -3,7 +3,7 @@
 pub(crate) mod waiting;
 
 use crate::allocate::offer::{allocate_for_groups, allocate_shared};
-use crate::basics::{CpuSet, Nanos, cpus_text, cpus_with_is_are, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, cpus_text, cpus_with_is_are, prelude::*};
 use crate::machine::Topology;
 use crate::phases::{draft::CycleDraft, usage};
 use crate::state::{PuOffer, WardenState};
@@ -87,8 +87,8 @@ pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
 /// Adds an event, and the report about the job's resource use, unless the job was reported when it was released. `why`
 /// is the reason, as text for users.
 pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
-    let started = draft.state.attribute_start_masks_to_pjw(id);
-    started.into_iter().for_each(|thread| draft.start_journaling(thread));
+    let pids: Vec<Pid> = draft.state.members_of(id).map(|member| member.id.pid).collect();
+    pids.into_iter().for_each(|pid| draft.attribute_start_masks_to_pjw(pid));
     keep_released_masks(draft, id);
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if job.was_released {

@@ -486,4 +486,8 @@ fn make_missing_mask_entries(draft: &mut CycleDraft<'_>, pid: Pid, ended: &[Memb
         }
         draft.journal_mask(id);
     }
+    // The threads of an instance of `pjwctl spawn` may be read only after the release.
+    if draft.state.processes_to_restore.contains_key(&pid) {
+        draft.attribute_start_masks_to_pjw(pid);
+    }
 }

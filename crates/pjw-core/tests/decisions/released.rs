@@ -266,7 +266,7 @@ fn start_instance(m: &Machine, pid: u32, part: &str) {
 
 #[test]
 fn a_release_restores_the_masks_from_before_pjwctl_spawn() {
-    for is_killed in [false, true] {
+    for (is_killed, is_scanned) in [(false, true), (true, true), (true, false)] {
         let mut m = machine();
         m.state.fork_events_complete_since = Some(Nanos(0));
         m.spawn(10, 1, 1001);
@@ -282,11 +282,15 @@ fn a_release_restores_the_masks_from_before_pjwctl_spawn() {
         assert_eq!(masks(&m), ["0", "1", "2-3", "0-3"], "parts are kept");
         if is_killed {
             let records = m.state.records();
-            restart_with(&mut m, records);
+            m.lose_state();
+            records.into_iter().for_each(|record| m.state.apply_record(record));
+        }
+        if is_scanned {
+            m.settle();
         }
         m.release("a").unwrap();
         m.settle();
-        assert_eq!(masks(&m), ["0-7", "0-7", "2-3", "0-7"], "{is_killed}");
+        assert_eq!(masks(&m), ["0-7", "0-7", "2-3", "0-7"], "{is_killed} {is_scanned}");
         assert!(m.journaled_threads().is_empty());
     }
 }

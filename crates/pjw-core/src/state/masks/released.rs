@@ -15,33 +15,25 @@ use crate::terms::{
 };
 
 impl WardenState {
-    /// Changes the original masks of the instances of `pjwctl spawn` in the job `job`, so that the release of the job
-    /// gives them the mask with which the job began, and not the part of its cores on which they were started. Leaves
-    /// out threads whose program has requested another mask since. Changes nothing in the job of a batch system, which
-    /// may have set such a mask itself. Returns the threads with a changed original mask.
-    pub(crate) fn attribute_start_masks_to_pjw(&mut self, job: &JobId) -> Vec<ThreadId> {
-        if job.source() != JobSource::Manual {
-            return Vec::new();
-        }
+    /// Changes the original masks of the process `pid` if it is an instance of `pjwctl spawn`, so that the release of
+    /// its job gives it the mask with which the job began, and not the part of the job's cores on which it was started.
+    /// Leaves out threads whose program has requested another mask since. Changes nothing in the job of a batch system,
+    /// which may have set such a mask itself. Returns the threads with a changed original mask.
+    pub(crate) fn attribute_start_masks_to_pjw(&mut self, pid: Pid) -> Vec<ThreadId> {
+        let start_cpus = self.processes.get(&pid).and_then(|known| known.batch_identity.start_cpus.clone());
+        let member = self.tracked_process(pid).filter(|member| member.job.source() == JobSource::Manual);
+        let Some((start_cpus, member)) = start_cpus.zip(member) else { return Vec::new() };
+        let start = (&start_cpus, member.id.start.latest_time());
         let machine = self.topology.cpus().clone();
-        let mut attributed = Vec::new();
-        let pids: Vec<Pid> = self.members_of(job).map(|member| member.id.pid).collect();
-        for pid in pids {
-            let known = self.processes.get(&pid);
-            let start_cpus = known.and_then(|known| known.batch_identity.start_cpus.clone());
-            let Some((start_cpus, member)) = start_cpus.zip(self.members.get(&pid)) else { continue };
-            let start = (&start_cpus, member.id.start.latest_time());
-            let original_mask = self.mask_before_job(member).clone();
-            let threads: Vec<(ThreadId, CpuSet)> =
-                member.living_threads().map(|(id, thread)| (id, thread.effective_mask.clone())).collect();
-            for (id, seen_mask) in threads {
-                let Some(entry) = self.mask_mut(&id) else { continue };
-                if entry.attribute_start_mask_to_pjw(start, &seen_mask, (&machine, &original_mask)) {
-                    attributed.push(id);
-                }
-            }
-        }
-        attributed
+        let original_mask = self.mask_before_job(member).clone();
+        let mut threads: Vec<(ThreadId, CpuSet)> =
+            member.living_threads().map(|(id, thread)| (id, thread.effective_mask.clone())).collect();
+        threads.retain(|(id, seen_mask)| {
+            self.mask_mut(id).is_some_and(|entry| {
+                entry.attribute_start_mask_to_pjw(start, seen_mask, (&machine, &original_mask))
+            })
+        });
+        threads.into_iter().map(|(id, _)| id).collect()
     }
 
     /// Returns the mask with which the job of `member` began. Every PU of the machine if this mask is unknown, or if it
