@@ -253,8 +253,8 @@ mod tests {
                 }
             });
             let reply = call_persistently(&daemon, |client| client.call::<Value>("Want", &NoParameters {}));
-            match reply {
-                Ok((_, reply)) => assert!(is_repeated && reply == json!({"n": 1}), "{message}: {reply}"),
+            match reply.map(|(_client, reply)| reply) {
+                Ok(reply) => assert!(is_repeated && reply == json!({"n": 1}), "{message}: {reply}"),
                 Err(error) => assert!(!is_repeated && error.to_string() == message, "{error}"),
             }
             server.join().unwrap();
