@@ -61,7 +61,7 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     let mut host = survey::read_host_facts(&scans.after.online);
     host.incomplete_scan_reason =
         scans.after.incomplete_reason.clone().or_else(|| scans.before.incomplete_reason.clone());
-    host.in_container = !sees_kernel_threads(&scans.after) && !host.hides_processes;
+    host.in_container = !scan::sees_kernel_threads(&scans.after) && !host.hides_processes;
     let scan_pair = scanner.scan_pair(&scans);
     let mut jobs = scan_pair.observed_jobs(&daemon_state.held);
     let mounts = CgroupMounts::read();
@@ -97,12 +97,6 @@ fn programs(snapshot: &Snapshot) -> impl Iterator<Item = (Pid, Uid, Comm)> + '_ 
     processes
         .filter(|process| !process.is_kernel_thread)
         .map(|process| (process.id.pid, process.uid, process.comm))
-}
-
-/// Returns whether `snapshot`, a scan of all processes, has a kernel thread. If not, it misses processes of root:
-/// `/proc` hides the processes of other users, or the caller is in a PID namespace of its own, as in a container.
-fn sees_kernel_threads(snapshot: &Snapshot) -> bool {
-    snapshot.processes.values().filter_map(Observed::present).any(|process| process.is_kernel_thread)
 }
 
 fn caller_uid() -> Uid {

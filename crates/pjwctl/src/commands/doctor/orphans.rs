@@ -16,8 +16,7 @@ use pjw_core::snapshot::{Observed, Process, Snapshot};
 use pjw_ipc::client::lock_dir;
 use pjw_linux::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 
-use super::scan::JobScanner;
-use super::sees_kernel_threads;
+use super::scan::{JobScanner, sees_kernel_threads};
 
 /// Finds the jobs whose pjwd has ended. A process of such a job is in the cgroup that this pjwd made for the job, or in
 /// a cgroup of a batch system whose cpuset this pjwd wrote. Only a pjwd of root makes cgroups. `snapshot` is a scan of

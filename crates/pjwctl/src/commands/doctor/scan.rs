@@ -223,6 +223,12 @@ fn read_file_or_directory(directory: &Path, file: &str) -> Option<String> {
     )
 }
 
+/// Returns whether `snapshot`, a scan of all processes, has a kernel thread. If not, it misses processes of root:
+/// `/proc` hides the processes of other users, or the caller is in a PID namespace of its own, as in a container.
+pub(super) fn sees_kernel_threads(snapshot: &Snapshot) -> bool {
+    snapshot.processes.values().filter_map(Observed::present).any(|process| process.is_kernel_thread)
+}
+
 #[cfg(test)]
 mod tests {
     use pjw_core::diagnosis::JobBinding;
