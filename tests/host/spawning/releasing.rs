@@ -17,6 +17,9 @@ fn start_instances(daemon: &Daemon, count: usize, mark: &str) -> Vec<u32> {
     let status = pjwctl.args(COMMAND).env(MARK, mark).status().unwrap();
     assert!(status.success(), "{status}");
     wait_until("the instances run", || marked_processes(mark).len() == count);
+    // With masks, the next daemon knows the children of pjwctl, which has ended, only from the journal of this one.
+    let is_known = || daemon.job("a").is_some_and(|job| job.processes as usize == count);
+    wait_until("the daemon knows the instances", is_known);
     marked_processes(mark)
 }
 
