@@ -17,10 +17,14 @@ fn start_instances(daemon: &Daemon, count: usize, mark: &str) -> Vec<u32> {
     let status = pjwctl.args(COMMAND).env(MARK, mark).status().unwrap();
     assert!(status.success(), "{status}");
     wait_until("the instances run", || marked_processes(mark).len() == count);
+    let pids = marked_processes(mark);
     // With masks, the next daemon knows the children of pjwctl, which has ended, only from the journal of this one.
-    let is_known = || daemon.job("a").is_some_and(|job| job.processes as usize == count);
-    wait_until("the daemon knows the instances", is_known);
-    marked_processes(mark)
+    let is_member = |pid: &u32| {
+        let explanation = daemon.pjwctl(&["explain", &pid.to_string()]);
+        String::from_utf8_lossy(&explanation.stdout).contains(&job)
+    };
+    wait_until("the instances are members of the job", || pids.iter().all(is_member));
+    pids
 }
 
 #[test]
