@@ -173,8 +173,8 @@ impl CycleDraft<'_> {
     /// Changes the original masks of an instance of `pjwctl spawn` (see
     /// [`WardenState::attribute_start_masks_to_pjw`]), and writes them to the journal (the file with which a restarted
     /// daemon restores its state).
-    pub(crate) fn attribute_start_masks_to_pjw(&mut self, pid: Pid) {
-        let changed = self.state.attribute_start_masks_to_pjw(pid);
+    pub(crate) fn attribute_start_masks_to_pjw(&mut self, pid: Pid, is_included: impl Fn(&ThreadId) -> bool) {
+        let changed = self.state.attribute_start_masks_to_pjw(pid, is_included);
         changed.into_iter().for_each(|thread| self.start_journaling(thread));
     }
 

@@ -88,7 +88,7 @@ pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
 /// is the reason, as text for users.
 pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     let pids: Vec<Pid> = draft.state.members_of(id).map(|member| member.id.pid).collect();
-    pids.into_iter().for_each(|pid| draft.attribute_start_masks_to_pjw(pid));
+    pids.into_iter().for_each(|pid| draft.attribute_start_masks_to_pjw(pid, |_| true));
     keep_released_masks(draft, id);
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if job.was_released {

@@ -10,7 +10,8 @@ use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start
 use crate::state::{KnownProcess, WardenState, jobs::waits_for_cores};
 use crate::state::{dirty::DirtySet, members::Member, members::MemberThread};
 use crate::terms::{
-    Cgroup, CpusetRecord, Event, EventKind, JobId, Observed, Process, Record, ScanScope, Thread,
+    Cgroup, CpusetRecord, Event, EventKind, JobId, MembershipEvidence, Observed, Process, Record, ScanScope,
+    Thread,
 };
 
 /// The longest wait of a new thread that counts although it began before the present sample of its job, in ns. A
@@ -480,14 +481,16 @@ fn make_missing_mask_entries(draft: &mut CycleDraft<'_>, pid: Pid, ended: &[Memb
         Some((id, state.first_mask_entry(member, (id.tid, thread), ended, persists, now)?))
     };
     let made: Vec<(ThreadId, MaskEntry)> = missing.filter_map(entry).collect();
+    let new: BTreeSet<ThreadId> = made.iter().map(|(id, _)| *id).collect();
     for (id, entry) in made {
         if let Some(thread) = draft.state.thread_mut(&id) {
             thread.mask_entry = Some(entry);
         }
         draft.journal_mask(id);
     }
-    // The threads of an instance of `pjwctl spawn` may be read only after the release.
-    if draft.state.processes_to_restore.contains_key(&pid) {
-        draft.attribute_start_masks_to_pjw(pid);
+    // The threads of an instance of `pjwctl spawn` may be read only after the release. A stray has left no job.
+    let left = draft.state.processes_to_restore.get(&pid);
+    if left.is_some_and(|left| left.evidence != MembershipEvidence::Adopted) {
+        draft.attribute_start_masks_to_pjw(pid, |thread| new.contains(thread));
     }
 }

@@ -348,3 +348,37 @@ fn the_release_of_a_batch_systems_job_keeps_a_mask_that_the_batch_system_may_hav
     m.settle();
     assert_eq!([10, 20].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0"]);
 }
+
+#[test]
+fn an_instance_that_requests_its_part_again_after_the_release_keeps_it() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    start_instance(&m, 20, "0");
+    m.settle();
+    let scan = m.state.scan_request(true);
+    let next_scan = m.cycle(&scan, &[Command::Release { job: job("a"), caller: ROOT }]).next_scan;
+    assert_eq!(m.effective_mask(20, 20), "0-7");
+    m.bind(20, 20, "0");
+    if let Some(scan) = next_scan {
+        let _ = m.cycle(&scan, &[]);
+    }
+    m.settle();
+    assert_eq!(m.effective_mask(20, 20), "0");
+}
+
+#[test]
+fn a_stray_that_pjwctl_spawn_started_without_a_job_keeps_its_own_mask() {
+    let mut m = machine();
+    m.policy.adopt_unassigned_processes = true;
+    for (pid, id) in [(10, "a"), (11, "b")] {
+        m.spawn(pid, 1, 1001);
+        m.assign(id, 1, &[pid]).unwrap();
+    }
+    let start_cpus = Some("5".parse().unwrap());
+    m.spawn(20, 1, 1001).batch_identity = Some(BatchIdentity { start_cpus, ..BatchIdentity::default() });
+    m.bind(20, 20, "5");
+    m.settle();
+    m.settle();
+    assert_eq!(m.effective_mask(20, 20), "5");
+}

@@ -22,9 +22,10 @@ pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
             // The parent may be an instance of `pjwctl spawn` that forked before its original mask was changed.
             let start_cpus = known.batch_identity.start_cpus.as_ref();
             if let Some(start_cpus) = start_cpus.filter(|_| job.source() == JobSource::Manual) {
-                let (machine, start) = (state.topology.cpus(), id.start.latest_time());
+                let parent = state.tracked_process(known.process.parent);
+                let before = parent.map_or(state.topology.cpus(), |parent| state.mask_before_job(parent));
                 requests.iter_mut().for_each(|request| {
-                    request.attribute_start_mask_to_pjw(start_cpus, machine, start);
+                    request.attribute_start_mask_to_pjw(start_cpus, before, id.start.latest_time());
                 });
             }
             let birth = BirthTime::from_start_time(id.start, Some(known.first_seen));

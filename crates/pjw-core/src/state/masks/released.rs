@@ -18,8 +18,13 @@ impl WardenState {
     /// Changes the original masks of the process `pid` if it is an instance of `pjwctl spawn`, so that the release of
     /// its job gives it the mask with which the job began, and not the part of the job's cores on which it was started.
     /// Leaves out threads whose program has requested another mask since. Changes nothing in the job of a batch system,
-    /// which may have set such a mask itself. Returns the threads with a changed original mask.
-    pub(crate) fn attribute_start_masks_to_pjw(&mut self, pid: Pid) -> Vec<ThreadId> {
+    /// which may have set such a mask itself. Looks only at the threads for which `is_included` is true. Returns the
+    /// threads with a changed original mask.
+    pub(crate) fn attribute_start_masks_to_pjw(
+        &mut self,
+        pid: Pid,
+        is_included: impl Fn(&ThreadId) -> bool,
+    ) -> Vec<ThreadId> {
         let start_cpus = self.processes.get(&pid).and_then(|known| known.batch_identity.start_cpus.clone());
         let member = self.tracked_process(pid).filter(|member| member.job.source() == JobSource::Manual);
         let Some((start_cpus, member)) = start_cpus.zip(member) else { return Vec::new() };
@@ -29,7 +34,8 @@ impl WardenState {
         let mut threads: Vec<(ThreadId, CpuSet)> =
             member.living_threads().map(|(id, thread)| (id, thread.effective_mask.clone())).collect();
         threads.retain(|(id, seen_mask)| {
-            self.mask_mut(id).is_some_and(|entry| {
+            let entry = self.mask_mut(id).filter(|_| is_included(id));
+            entry.is_some_and(|entry| {
                 entry.attribute_start_mask_to_pjw(start, seen_mask, (&machine, &original_mask))
             })
         });
@@ -38,7 +44,7 @@ impl WardenState {
 
     /// Returns the mask with which the job of `member` began. Every PU of the machine if this mask is unknown, or if it
     /// had every online PU.
-    fn mask_before_job<'a>(&'a self, member: &'a Member) -> &'a CpuSet {
+    pub(crate) fn mask_before_job<'a>(&'a self, member: &'a Member) -> &'a CpuSet {
         let online = self.pool.online_cpus();
         let known = member.inherited_mask.as_ref().filter(|mask| !online.is_subset(mask));
         known.unwrap_or(self.topology.cpus())
