@@ -117,20 +117,11 @@ impl MadeUpMachine {
                 pids.iter().filter_map(|pid| self.processes.get_key_value(pid)).map(observed).collect()
             }
         };
-        Snapshot {
-            scope: scope.clone(),
-            taken_at: Moment { since_boot: Nanos(self.now), wall_clock: UnixMillis(0) },
-            online: self.state.topology.cpus().clone(),
-            processes,
-            cgroups: BTreeMap::new(),
-            affinity_requests: Vec::new(),
-            incomplete_reason: None,
-            ended_idle_until: BTreeMap::new(),
-            cpu_times: BTreeMap::new(),
-            cpu_times_read_until: None,
-            reaped: BTreeSet::new(),
-            address_spaces: None,
-        }
+        let (taken_at, online) = (
+            Moment { since_boot: Nanos(self.now), wall_clock: UnixMillis(0) },
+            self.state.topology.cpus().clone(),
+        );
+        Snapshot::of_processes(scope.clone(), taken_at, online, processes)
     }
 
     /// Decides once, without carrying the decision out. Returns the decision and its CPU time in ms, which includes the

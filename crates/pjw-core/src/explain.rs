@@ -5,7 +5,7 @@ use crate::machine::{NumaNodeRule, numa_nodes_of_cpus};
 use crate::phases::cpusets::moves::limit_by_other_job;
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
 use crate::phases::lending::{reason_not_to_borrow, reason_not_to_lend, squeeze::reason_not_to_squeeze};
-use crate::phases::{jobs::find_offer, membership::ancestors};
+use crate::phases::{jobs::find_offer, membership::ancestors, unassigned::jobs_of};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{
@@ -324,8 +324,7 @@ fn stray_text(state: &WardenState, policy: &Policy, process: &Process) -> Option
     if !is_in(&state.unassigned_pids_by_user) {
         return None;
     }
-    let jobs: Vec<&JobId> =
-        state.jobs.jobs_of_owner(user).filter(|job| !job.was_released).map(|job| &job.id).collect();
+    let jobs: Vec<&JobId> = jobs_of(state, user).collect();
     let (target, which) = match jobs.as_slice() {
         [only] => (only.to_string(), format!(" ({only})")),
         _ => ("JOB".to_owned(), String::new()),

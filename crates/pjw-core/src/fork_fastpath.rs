@@ -135,20 +135,7 @@ pub fn snapshot_of_mismatches(
         })
         .collect();
     let scope = ScanScope::Partial(processes.keys().copied().collect());
-    Snapshot {
-        scope,
-        taken_at,
-        online,
-        processes,
-        cgroups: BTreeMap::new(),
-        affinity_requests: Vec::new(),
-        incomplete_reason: None,
-        ended_idle_until: BTreeMap::new(),
-        cpu_times: BTreeMap::new(),
-        cpu_times_read_until: None,
-        reaped: BTreeSet::new(),
-        address_spaces: None,
-    }
+    Snapshot::of_processes(scope, taken_at, online, processes)
 }
 
 /// Returns the pids of the newly forked processes whose affinity masks pjw can't explain. `expected` has the masks that

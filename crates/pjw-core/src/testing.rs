@@ -1,9 +1,9 @@
 //! Short constructors for tests.
 #![allow(clippy::expect_used, reason = "a test may fail")]
 
-use crate::basics::{CpuSet, Nanos, prelude::*};
+use crate::basics::{Comm, CpuSet, Nanos, Pid, ProcessId, StartTime, Uid, prelude::*};
 use crate::machine::topology::{RegularShape, Topology};
-use crate::terms::{Grant, GrantedBy, JobId, Ownership};
+use crate::terms::{Grant, GrantedBy, JobId, Ownership, Process};
 
 /// Parses a set of PUs from a CPU list, such as `0-3,8`. For tests.
 ///
@@ -43,6 +43,29 @@ pub fn pjw_grant(cpus: CpuSet) -> Grant {
         reasons: Vec::new(),
         second_best: String::new(),
         ownership: Ownership::Owned,
+    }
+}
+
+/// Makes the process `pid` of the user `uid`: a child of process 1 that leads a session of its own, as a scan without
+/// its threads finds it. For tests.
+#[must_use]
+pub fn process(pid: u32, uid: u32) -> Process {
+    Process {
+        id: ProcessId { pid: Pid(pid), start: StartTime(1) },
+        parent: Pid(1),
+        process_group: Pid(pid),
+        session: Pid(pid),
+        uid: Uid(uid),
+        comm: Comm::from("x"),
+        is_kernel_thread: false,
+        first_thread_mask: None,
+        cgroup: None,
+        unit_cgroup: None,
+        attributes: None,
+        batch_identity: None,
+        threads: None,
+        has_all_threads: true,
+        idle_until: None,
     }
 }
 

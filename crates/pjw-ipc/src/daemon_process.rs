@@ -18,7 +18,7 @@ use crate::service_commands::has_systemd;
 /// pid and the path of its socket to this file.
 pub const LOCK_FILE_NAME: &str = "warden.lock";
 /// The most bytes that are read from a lock file: two paths and a number.
-const MAX_LOCK_FILE_BYTES: u64 = 64 << 10;
+pub const MAX_LOCK_FILE_BYTES: u64 = 64 << 10;
 
 /// The process of a pjwd, as far as it is known: its pid, and which program possibly started it. The `Display` text is
 /// the name of the process in a sentence, such as `pjwd (process 812)`.

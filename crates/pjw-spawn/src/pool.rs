@@ -155,10 +155,7 @@ impl WorkerPool {
         let mut pool = Self { template, spares: VecDeque::new(), spare_count: spares, workers, epoll };
         let started = pool.start_all();
         if started.is_err() {
-            for child in pool.workers.iter().filter_map(|worker| worker.child.as_ref()) {
-                let _ = child.send_signal(libc::SIGKILL);
-                let _ = child.wait();
-            }
+            pool.workers.iter().filter_map(|worker| worker.child.as_ref()).for_each(Child::kill_and_wait);
         }
         started.map(|()| pool)
     }
@@ -317,8 +314,7 @@ impl WorkerPool {
         };
         if let Err(errno) = self.watch(index, child) {
             if let Some(child) = self.workers[index].child.take() {
-                let _ = child.send_signal(libc::SIGKILL);
-                let _ = child.wait();
+                child.kill_and_wait();
             }
             return Err(ForkError::Failed(SpawnError { step: SpawnStep::Clone, errno }));
         }

@@ -23,7 +23,7 @@ use crate::terms::job::Job;
 use crate::terms::snapshot::BatchIdentity;
 use crate::terms::snapshot::Process;
 use crate::terms::{Grant, GrantedBy, JobRequest, Ownership, PriorityClass};
-use crate::testing::{cpu_set, job, pjw_grant, regular_topology};
+use crate::testing::{cpu_set, job, pjw_grant, process, regular_topology};
 use std::string::String;
 use std::vec::Vec;
 
@@ -228,17 +228,9 @@ fn a_kernel_thread_is_never_changed() {
         parent: Pid(2),
         process_group: Pid(0),
         session: Pid(0),
-        uid: Uid::ROOT,
         comm: Comm::from("kworker/0:1"),
         is_kernel_thread: true,
-        first_thread_mask: None,
-        cgroup: None,
-        unit_cgroup: None,
-        attributes: None,
-        batch_identity: None,
-        threads: None,
-        has_all_threads: true,
-        idle_until: None,
+        ..process(action.thread.process.pid.0, 0)
     };
     let (batch_identity, first_seen) = (BatchIdentity::default(), Nanos(0));
     state.processes.insert(KnownProcess {

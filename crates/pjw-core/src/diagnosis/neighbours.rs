@@ -41,13 +41,9 @@ impl<'a> JobPus<'a> {
         let mut cpus = CpuSet::new();
         let mut jobs = BTreeSet::new();
         for job in input.jobs.iter().filter(|job| !is_unbound(input, job)) {
-            let own = match &job.grant {
-                Some((held, GrantedBy::Warden)) => {
-                    held.difference(&input.housekeeping_cpus).intersection(&input.online)
-                }
-                Some((held, GrantedBy::Scheduler)) => held.intersection(&input.online),
-                None => job.allowed_cpus(&input.online),
-            };
+            let held = job.held_cpus(&input.online).unwrap_or_else(|| job.allowed_cpus(&input.online));
+            let is_of_pjwd = matches!(&job.grant, Some((_, GrantedBy::Warden)));
+            let own = if is_of_pjwd { held.difference(&input.housekeeping_cpus) } else { held };
             if !own.is_empty() {
                 cpus = cpus.union(&own);
                 jobs.insert(&job.id);

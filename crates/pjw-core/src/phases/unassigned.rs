@@ -27,8 +27,8 @@ pub(crate) fn adopting_job(draft: &CycleDraft<'_>, process: &Process) -> Option<
     only.filter(|_| jobs.next().is_none())
 }
 
-/// The jobs of a user that may adopt a process: those that were not released.
-fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
+/// Iterates over the jobs of the user `user` that may adopt a process: those that were not released.
+pub(crate) fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.jobs_of_owner(user).filter(|job| !job.was_released).map(|job| &job.id)
 }
 

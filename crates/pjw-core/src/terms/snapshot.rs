@@ -7,6 +7,7 @@
 
 mod address_space;
 mod login;
+mod processes_only;
 
 use alloc::sync::Arc;
 

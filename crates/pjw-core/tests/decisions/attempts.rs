@@ -1,14 +1,13 @@
 //! Affinity attempts: a process in a job cpuset that requests PUs outside of it is reported once.
 
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
 use pjw_core::plan::{MaskAction, MaskActionKind};
-use pjw_core::policy::Policy;
 use pjw_core::time::Nanos;
 
-use super::machine::{Machine, SECOND, cpu_set, in_cgroup, job, machine, machine_with, regular_topology};
+use super::machine::{Machine, SECOND, cpu_set, in_cgroup, job, machine};
+use super::restore::machine_with_cpusets;
 
 const SLURM_CGROUP: &str = "/slurmstepd.scope/job_4";
 
@@ -153,13 +152,7 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
 #[test]
 fn a_request_for_every_pu_is_no_attempt_in_a_job_that_has_all_online_pus() {
     for (offline, online, cores) in [("", "0-7", 8), ("6-7", "0-5", 6)] {
-        let cpuset_support = CpusetSupport {
-            hierarchy: CpusetHierarchy::Legacy,
-            affinity_persists: true,
-            ..CpusetSupport::default()
-        };
-        let policy = Policy { cpuset_support, ..Policy::default() };
-        let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
+        let mut m = machine_with_cpusets(true);
         m.switch_off(offline);
         m.spawn(10, 1, 0);
         m.clone_thread(10, 12);

@@ -104,8 +104,8 @@ fn the_averages_of_a_job_that_waited_are_of_its_time_on_cores() {
     assert_eq!(judge_ended_job(&report).unwrap().kind.name(), "fine");
 }
 
-#[test]
-fn the_cpu_time_of_a_job_that_got_its_cores_before_it_ran_counts_as_time_on_cores() {
+/// A machine with the job `a` without processes, which gets its core just after it has waited for 20 s.
+fn with_job_that_waited() -> Machine {
     let mut machine = machine();
     machine.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     machine.advance(5 * SECOND);
@@ -113,6 +113,12 @@ fn the_cpu_time_of_a_job_that_got_its_cores_before_it_ran_counts_as_time_on_core
     machine.assign("a", 1, &[]).unwrap();
     machine.advance(20 * SECOND);
     machine.release("all").unwrap();
+    machine
+}
+
+#[test]
+fn the_cpu_time_of_a_job_that_got_its_cores_before_it_ran_counts_as_time_on_cores() {
+    let mut machine = with_job_that_waited();
     machine.spawn(20, 1, 1001);
     machine.assign("a", 1, &[20]).unwrap();
     run(&mut machine, 2, &[20]);
@@ -125,13 +131,7 @@ fn the_cpu_time_of_a_job_that_got_its_cores_before_it_ran_counts_as_time_on_core
 
 #[test]
 fn a_short_time_on_cores_at_the_end_of_a_wait_is_in_the_report() {
-    let mut machine = machine();
-    machine.policy.exhaustion_policy = ExhaustionPolicy::Wait;
-    machine.advance(5 * SECOND);
-    machine.assign("all", 8, &[]).unwrap();
-    machine.assign("a", 1, &[]).unwrap();
-    machine.advance(20 * SECOND);
-    machine.release("all").unwrap();
+    let mut machine = with_job_that_waited();
     machine.advance(4 * SECOND / 10);
     machine.reports.clear();
     machine.release("a").unwrap();

@@ -23,15 +23,13 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::Uid;
 use pjw_ipc::client::{lasting_lock_dir, lock_dir, runtime_dir};
-use pjw_ipc::daemon_process::LOCK_FILE_NAME;
+use pjw_ipc::daemon_process::LOCK_FILE_NAME as FILE_NAME;
 use tracing::{debug, warn};
 
 use self::directory::{make_lock_directory, remedy_of};
 pub use self::holder::{LockError, LockHolder};
 use crate::host::{directories, inode::is_file_at_path};
 
-/// The name of the lock file in its directory.
-const FILE_NAME: &str = LOCK_FILE_NAME;
 /// The time to wait for a lock. The files of a killed daemon stay locked until the kernel has removed its BPF
 /// programs, which takes until every task was off its PU once.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -18,7 +18,7 @@ use crate::terms::scan::ScanScope;
 use crate::terms::snapshot::BatchIdentity;
 use crate::terms::snapshot::Cgroup;
 use crate::terms::snapshot::CgroupUsage;
-use crate::testing::regular_topology;
+use crate::testing::{self, regular_topology};
 
 const SECOND: u64 = 1_000_000_000;
 const JOB: &str = "/slurmstepd.scope/job_1";
@@ -45,20 +45,11 @@ fn process(
 ) -> (Pid, Observed<Process>) {
     let process = Process {
         id: ProcessId { pid: Pid(pid), start: StartTime(50) },
-        parent: Pid(1),
-        process_group: Pid(pid),
-        session: Pid(pid),
-        uid: Uid(uid),
-        comm: Comm::from("x"),
-        is_kernel_thread: false,
         first_thread_mask: Some("0-7".parse().unwrap()),
         cgroup: Some(Arc::from("/")),
-        unit_cgroup: None,
-        attributes: None,
         batch_identity: Some(batch_identity),
         threads: Some(threads),
-        has_all_threads: true,
-        idle_until: None,
+        ..testing::process(pid, uid)
     };
     (Pid(pid), Observed::Present(process))
 }
@@ -80,20 +71,10 @@ fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process
         cpuset: None,
         usage: CgroupUsage::default(),
     };
-    Snapshot {
-        scope: ScanScope::Full,
-        taken_at: Moment { since_boot: Nanos(at), wall_clock: UnixMillis(0) },
-        online: "0-7".parse().unwrap(),
-        processes: processes.into_iter().collect(),
-        cgroups: BTreeMap::from([(JOB.to_owned(), Observed::Present(cgroup))]),
-        affinity_requests: Vec::new(),
-        incomplete_reason: None,
-        ended_idle_until: BTreeMap::new(),
-        cpu_times: BTreeMap::new(),
-        cpu_times_read_until: None,
-        reaped: BTreeSet::new(),
-        address_spaces: None,
-    }
+    let taken_at = Moment { since_boot: Nanos(at), wall_clock: UnixMillis(0) };
+    let processes = processes.into_iter().collect();
+    let read = Snapshot::of_processes(ScanScope::Full, taken_at, "0-7".parse().unwrap(), processes);
+    Snapshot { cgroups: BTreeMap::from([(JOB.to_owned(), Observed::Present(cgroup))]), ..read }
 }
 
 /// The jobs and the unassigned processes from both scans.

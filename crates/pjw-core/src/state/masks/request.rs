@@ -54,22 +54,21 @@ impl MaskRequest {
     /// Attributes this request to pjw if its original mask is `start_cpus`, the PUs (logical CPUs) on which `pjwctl
     /// spawn` started the process: pjwd takes the mask of such a start for one that the program requested.
     /// `original_mask` becomes the original mask, and `started_at` (in ns since boot) the earliest time of a request of
-    /// the program. Returns whether `start_cpus` was the original mask.
+    /// the program. Does nothing if the original mask is another one.
     pub(crate) fn attribute_start_mask_to_pjw(
         &mut self,
         start_cpus: &CpuSet,
         original_mask: &CpuSet,
         started_at: Nanos,
-    ) -> bool {
+    ) {
         if self.original_mask != *start_cpus {
-            return false;
+            return;
         }
         self.original_mask.clone_from(original_mask);
         if self.writer == MaskWriter::Program {
             self.writer = MaskWriter::Warden;
             self.requested_at = self.requested_at.max(started_at);
         }
-        true
     }
 
     /// Whether the program made this request before pjw read the mask of the thread for the first time, so that the

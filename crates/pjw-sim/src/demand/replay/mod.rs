@@ -5,7 +5,7 @@
 //! before the besteffort job on each core that the owner owns: the besteffort job gets what the owner leaves of a lent
 //! core.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
@@ -218,20 +218,11 @@ impl Machine {
     /// Makes one decision of the warden at the time `now`, on a machine without processes and cgroups. Returns the
     /// reply to each of `commands`, or its refusal.
     fn run_cycle(&mut self, now: Duration, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
-        let snapshot = Snapshot {
-            scope: ScanScope::Full,
-            taken_at: Moment { since_boot: nanos(now), wall_clock: UnixMillis(0) },
-            online: self.state.topology.cpus().clone(),
-            processes: BTreeMap::new(),
-            cgroups: BTreeMap::new(),
-            affinity_requests: Vec::new(),
-            incomplete_reason: None,
-            ended_idle_until: BTreeMap::new(),
-            cpu_times: BTreeMap::new(),
-            cpu_times_read_until: None,
-            reaped: BTreeSet::new(),
-            address_spaces: None,
-        };
+        let (taken_at, online) = (
+            Moment { since_boot: nanos(now), wall_clock: UnixMillis(0) },
+            self.state.topology.cpus().clone(),
+        );
+        let snapshot = Snapshot::of_processes(ScanScope::Full, taken_at, online, BTreeMap::new());
         reconcile(&mut self.state, &snapshot, commands, &self.policy).replies
     }
 

@@ -149,7 +149,6 @@ fn directories_of_open_files(pid: Pid) -> io::Result<BTreeSet<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
 
     use pjw_core::cpuset_group::{CpusetSpec, JobCpuset};
     use pjw_core::ids::StartTime;
@@ -204,41 +203,13 @@ mod tests {
 
     /// A process of root with the name `comm`, as a scan finds it.
     fn process_of_root(pid: u32, comm: &str, is_kernel_thread: bool) -> Process {
-        let (id, uid) = process(pid, 0);
-        Process {
-            id,
-            parent: Pid(1),
-            process_group: Pid(pid),
-            session: Pid(pid),
-            uid,
-            comm: Comm::from(comm),
-            is_kernel_thread,
-            first_thread_mask: None,
-            cgroup: None,
-            unit_cgroup: None,
-            attributes: None,
-            batch_identity: None,
-            threads: None,
-            has_all_threads: true,
-            idle_until: None,
-        }
+        Process { comm: Comm::from(comm), is_kernel_thread, ..pjw_core::testing::process(pid, 0) }
     }
 
     fn full_scan(processes: Vec<Process>) -> Snapshot {
-        Snapshot {
-            scope: ScanScope::Full,
-            taken_at: Moment { since_boot: Nanos(1), wall_clock: UnixMillis(0) },
-            online: cpu_set("0-1"),
-            processes: processes.into_iter().map(|read| (read.id.pid, Observed::Present(read))).collect(),
-            cgroups: BTreeMap::new(),
-            affinity_requests: Vec::new(),
-            incomplete_reason: None,
-            ended_idle_until: BTreeMap::new(),
-            cpu_times: BTreeMap::new(),
-            cpu_times_read_until: None,
-            reaped: BTreeSet::new(),
-            address_spaces: None,
-        }
+        let taken_at = Moment { since_boot: Nanos(1), wall_clock: UnixMillis(0) };
+        let processes = processes.into_iter().map(|read| (read.id.pid, Observed::Present(read)));
+        Snapshot::of_processes(ScanScope::Full, taken_at, cpu_set("0-1"), processes.collect())
     }
 
     #[test]

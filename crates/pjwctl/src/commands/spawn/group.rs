@@ -20,6 +20,7 @@ use super::instance::{BRK_HINT, InstanceState, start_failure_remedy};
 use super::labels::LabelledPipes;
 use super::mode::TemplateUse;
 use super::signals::{ReceivedSignal, SignalReader};
+use crate::render::text::count_with_noun;
 
 /// The kinds of descriptors, in the upper half of their number in the epoll set. The lower half is an index.
 const SIGNALS: u64 = 0;
@@ -250,8 +251,8 @@ impl InstanceGroup {
     fn not_started_message(&self) -> Option<String> {
         let signal = self.start_cancelled_by?;
         let count = self.states.iter().filter(|state| state.was_not_started()).count();
-        let were = if count == 1 { "instance was" } else { "instances were" };
-        (count > 0).then(|| format!("{count} {were} not started after signal {signal}"))
+        let instances = count_with_noun(count as u64, "instance was", "instances were");
+        (count > 0).then(|| format!("{instances} not started after signal {signal}"))
     }
 
     /// Prints `message` to standard error, as [`print_error`](crate::output::print_error) does, but does not wait for

@@ -95,10 +95,10 @@ impl PuHolders {
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
-        for (list, holder) in [(&pool.free, Holder::Free), (&pool.housekeeping, Holder::Housekeeping)] {
-            by_pu.extend(parse_cpu_list(list).iter().map(|pu| (pu, holder)));
+        let (free, housekeeping) = (parse_cpu_list(&pool.free), parse_cpu_list(&pool.housekeeping));
+        for (cpus, holder) in [(&free, Holder::Free), (&housekeeping, Holder::Housekeeping)] {
+            by_pu.extend(cpus.iter().map(|pu| (pu, holder)));
         }
-        let housekeeping = parse_cpu_list(&pool.housekeeping);
         for (n, job) in jobs.iter().enumerate() {
             let mut held = parse_cpu_list(&job.cpus).difference(&parse_cpu_list(&job.borrowed));
             if job.class == "besteffort" {

@@ -102,8 +102,8 @@ fn held_cores_text(report: &Report) -> String {
     }
 }
 
-/// Returns the CPU time of the job. If the job held no core for a part of the time, the CPU time in this part is told
-/// apart from the other: the processes ran on cores that the job did not hold.
+/// Returns the CPU time of the job as text. If the job held no core for a part of the time, the text has the CPU time of
+/// this part as a number of its own: the processes then ran on cores that the job did not hold.
 fn cpu_time_text(report: &Report) -> String {
     let share = share_of_held_time_text(report);
     if held_no_core(report) {

@@ -6,13 +6,11 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
+use pjw_ipc::daemon_process::MAX_LOCK_FILE_BYTES;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::host::flock_holder::is_running;
-
-/// The most bytes that are read from a lock file: two paths and a number.
-const MAX_BYTES: u64 = 64 << 10;
 
 /// The description of the pjwd process that holds the lock against a second pjwd. The process writes its pid, its
 /// socket and its state directory to the lock file.
@@ -93,7 +91,7 @@ impl LockHolder {
     pub(super) fn read(mut file: &File) -> Option<Self> {
         let mut text = Vec::new();
         file.rewind().ok()?;
-        file.take(MAX_BYTES).read_to_end(&mut text).ok()?;
+        file.take(MAX_LOCK_FILE_BYTES).read_to_end(&mut text).ok()?;
         // The text of an earlier process may have been longer. Its end then follows this text.
         serde_json::Deserializer::from_slice(&text).into_iter().next()?.ok()
     }

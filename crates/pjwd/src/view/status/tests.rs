@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::evidence::MembershipEvidence;
-use pjw_core::ids::{Pid, ProcessId, StartTime};
+use pjw_core::ids::Pid;
 use pjw_core::job::{
     CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Ownership, PriorityClass,
 };
 use pjw_core::policy::{Policy, StarvedPolicy};
 use pjw_core::snapshot::{BatchIdentity, JobIdAttribute, JobReference, Process};
 use pjw_core::state::{KnownProcess, Member};
-use pjw_core::testing::regular_topology;
+use pjw_core::testing::{process, regular_topology};
 use pjw_core::time::{Nanos, UnixMillis};
 use pjw_core::unassigned::unassigned_pids_by_user;
 
@@ -36,26 +36,6 @@ fn machine() -> Topology {
 
 fn job(id: &str, owner: u32) -> Job {
     Job::new(id.parse().unwrap(), Uid(owner), EndCondition::LastProcessExit, UnixMillis(0))
-}
-
-fn process(pid: u32, uid: u32) -> Process {
-    Process {
-        id: ProcessId { pid: Pid(pid), start: StartTime(1) },
-        parent: Pid(1),
-        process_group: Pid(pid),
-        session: Pid(pid),
-        uid: Uid(uid),
-        comm: "x".into(),
-        is_kernel_thread: false,
-        first_thread_mask: None,
-        cgroup: None,
-        unit_cgroup: None,
-        attributes: None,
-        batch_identity: None,
-        threads: None,
-        has_all_threads: true,
-        idle_until: None,
-    }
 }
 
 fn state(jobs: Vec<Job>, processes: Vec<Process>) -> WardenState {
