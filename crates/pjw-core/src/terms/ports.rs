@@ -30,6 +30,13 @@ pub trait MachineInterface {
         BTreeMap::new()
     }
 
+    /// Returns for each process in `pids` the time of its last check, in ns since boot, if that check found the process
+    /// idle ([`ScanRequest::idle_watch`]). The processes may have ended. The others are left out. The default
+    /// implementation returns an empty map.
+    fn idle_until(&self, _pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Nanos> {
+        BTreeMap::new()
+    }
+
     /// Returns the present time, in ns since boot, from the clock of [`Snapshot::taken_at`]. The default implementation
     /// returns `None`: the time does not pass while the machine is read.
     fn time_since_boot(&self) -> Option<Nanos> {

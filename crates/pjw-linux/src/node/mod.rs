@@ -387,6 +387,10 @@ impl MachineInterface for LinuxMachine {
         self.cache.read_cpu_times(pids)
     }
 
+    fn idle_until(&self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Nanos> {
+        pids.iter().filter_map(|&pid| Some((pid, self.idle.idle_until(pid)?))).collect()
+    }
+
     fn time_since_boot(&self) -> Option<Nanos> {
         Some(clock::now().since_boot)
     }

@@ -165,9 +165,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let exited = self.state.usage.pids_with_exit_times_to_read(&events);
         if !exited.is_empty() {
             // The times of an exited process can be read only until its parent waits for it.
+            let read_from = self.node.time_since_boot();
             let observed = self.node.read_cpu_times(&exited).into_iter();
             let times = observed.filter_map(|(pid, times)| Some((pid, *times.present()?))).collect();
-            self.state.usage.note_exit_times(&events, times);
+            self.state.usage.note_exit_times(&events, times, read_from);
         }
         // An event for which there is no room counts as lost.
         let events_lost = self.state.apply_process_events(&events) || events_lost;

@@ -13,6 +13,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// reports on the jobs.
     pub(super) fn read_usage(&mut self, request: &ScanRequest, snapshot: &mut Snapshot) {
         read_cpu_times(&self.state, snapshot, |pids| self.node.read_cpu_times(pids));
+        snapshot.ended_idle_until.extend(self.node.idle_until(&snapshot.reaped));
         let read_until = self.node.time_since_boot().unwrap_or(snapshot.taken_at.since_boot);
         snapshot.cpu_times_read_until = request.covers_all_job_processes().then_some(read_until);
         for (job, path) in cgroups_with_peaks_to_read(&self.state, snapshot) {

@@ -249,10 +249,9 @@ fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     gone.sort_by_key(|id| core::cmp::Reverse((id.start, id.pid)));
     for id in gone {
         jobs_read.extend(state.members.get(&id.pid).map(|member| member.job.clone()));
-        let idle_until = state.members.is_idle(id.pid).then(|| {
-            let idle_until = snapshot.ended_idle_until.get(&id.pid).copied().unwrap_or_default();
-            idle_until.max(Nanos(now.0.saturating_sub(MAX_UNNOTICED_NS)))
-        });
+        let noticed_from =
+            state.members.is_idle(id.pid).then(|| Nanos(now.0.saturating_sub(MAX_UNNOTICED_NS)));
+        let idle_until = snapshot.idle_until(id.pid).max(noticed_from);
         state.usage.record_process_end(id.pid, snapshot.cpu_times.get(&id.pid), idle_until, now);
     }
     let mut jobs_of_living: BTreeSet<JobId> = BTreeSet::new();

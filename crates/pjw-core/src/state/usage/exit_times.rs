@@ -3,7 +3,7 @@
 
 use super::UsageState;
 use super::processes::ExitTimes;
-use crate::basics::{Pid, prelude::*};
+use crate::basics::{Nanos, Pid, prelude::*};
 use crate::terms::{ProcessCpuTimes, ProcessEvent};
 
 impl UsageState {
@@ -23,15 +23,23 @@ impl UsageState {
     /// are the times of the exited processes and of their parents ([`UsageState::pids_with_exit_times_to_read`]). The
     /// caller must read the times at once, because the processes may no longer exist at the next scan. After the next
     /// scan, the CPU time that an exited process used since the last reading is added to its job.
-    pub fn note_exit_times(&mut self, events: &[ProcessEvent], cpu_times: BTreeMap<Pid, ProcessCpuTimes>) {
+    ///
+    /// `read_from` is a time at or before the first reading of these times, in ns since boot. `None` if it is unknown.
+    pub fn note_exit_times(
+        &mut self,
+        events: &[ProcessEvent],
+        cpu_times: BTreeMap<Pid, ProcessCpuTimes>,
+        read_from: Option<Nanos>,
+    ) {
         let exited = events.iter().filter_map(|event| match event {
             ProcessEvent::Exit { pid } => Some(*pid),
             _ => None,
         });
         let exited: BTreeSet<Pid> = exited.collect();
-        let read = cpu_times.into_iter();
-        self.exit_times
-            .extend(read.map(|(pid, times)| (pid, ExitTimes { times, is_final: exited.contains(&pid) })));
+        self.exit_times.extend(cpu_times.into_iter().map(|(pid, times)| {
+            let is_final = exited.contains(&pid);
+            (pid, ExitTimes { times, is_final, read_from })
+        }));
     }
 
     /// Iterates over the pids of the processes outside of jobs whose CPU times the caller of

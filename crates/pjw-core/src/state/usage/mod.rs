@@ -438,6 +438,7 @@ impl UsageState {
         self.remove_child(ended.parent, pid);
         let at_exit = self.exit_times.remove(&pid);
         let is_final = times.is_some() || at_exit.is_some_and(|read| read.is_final);
+        let exit_read_from = at_exit.and_then(|read| read.read_from).unwrap_or_default();
         let at_exit = at_exit.as_ref().map(|read| &read.times);
         let times = times.or(at_exit).filter(|times| times.start == ended.start);
         let is_unread = times.is_none() || !is_final;
@@ -445,7 +446,7 @@ impl UsageState {
             && let Some(open) = self.jobs.get_mut(&ended.job)
         {
             // Times that are not the last ones were read earlier, when a child of the process had exited.
-            let read_at = if is_final { now } else { ended.read_at() };
+            let read_at = if is_final { now } else { ended.read_at().max(exit_read_from) };
             open.add_cpu(ended.read(times, read_at));
         }
         let parent_pid = ended.parent;

@@ -140,6 +140,8 @@ pub(super) struct ExitTimes {
     pub(super) times: ProcessCpuTimes,
     /// Whether the process itself had exited, so that its times no longer grow.
     pub(super) is_final: bool,
+    /// A time at or before the reading, in ns since boot. `None` if it is unknown.
+    pub(super) read_from: Option<Nanos>,
 }
 
 /// The CPU time of an ended process of a job that was read from the parent of the process.

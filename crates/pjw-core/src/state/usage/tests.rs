@@ -191,7 +191,7 @@ fn times_that_are_still_the_same_when_the_scan_is_used_are_the_last_ones() {
     let (mut usage, a) = begun();
     read(&mut usage, &a, id(ROOT), SHELL, &times(100, 0));
     read_shell(&mut usage, &times(0, 0), NOW);
-    usage.note_exit_times(&[ProcessEvent::Exit { pid: ROOT }], BTreeMap::from([(ROOT, times(200, 0))]));
+    usage.note_exit_times(&[ProcessEvent::Exit { pid: ROOT }], BTreeMap::from([(ROOT, times(200, 0))]), None);
     read(&mut usage, &a, id(ROOT), SHELL, &times(200, 0));
     end(&mut usage, ROOT, None);
     read_shell(&mut usage, &times(0, 1_500), NOW);
@@ -258,7 +258,7 @@ fn times_that_were_read_when_only_the_first_thread_had_exited_are_not_the_last_o
     read(&mut usage, &a, id(ROOT), SHELL, &times(100, 0));
     read_shell(&mut usage, &times(0, 0), NOW);
     let events = [ProcessEvent::Exit { pid: ROOT }];
-    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(200, 0))]));
+    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(200, 0))]), None);
     read(&mut usage, &a, id(ROOT), SHELL, &times(900, 0));
     end(&mut usage, ROOT, None);
     read_shell(&mut usage, &times(0, 1_500), NOW);
@@ -288,14 +288,19 @@ fn an_idle_process_can_have_used_what_fits_into_the_time_since_it_was_last_found
 }
 
 #[test]
-fn times_that_were_read_at_the_exit_of_a_child_do_not_shorten_the_time_in_which_the_process_can_have_run() {
-    let (mut usage, a) = begun();
-    usage.record_process_times(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
-    usage.record_outside_parent_times(SHELL, &times(0, 0), at(2), |_| 1);
-    usage.note_exit_times(&[ProcessEvent::Exit { pid: CHILD }], BTreeMap::from([(ROOT, times(6, 1000))]));
-    usage.record_process_end(ROOT, None, None, at(10));
-    usage.record_outside_parent_times(SHELL, &times(0, 8_005), at(10), |_| 1);
-    assert_eq!(cpu_ms(&usage, &a), 8_005);
+fn a_process_was_read_at_the_exit_of_its_child_and_can_have_run_only_since_then() {
+    let events = [ProcessEvent::Exit { pid: CHILD }];
+    let exit_times = BTreeMap::from([(ROOT, times(6, 1000))]);
+    // At 10 s, its parent outside of the job has 6999 ms more: at most 1500 ms of them can be of the process.
+    for (read_from, found_ms) in [(None, 8_005), (Some(at(2)), 8_005), (Some(at(9)), 1_006)] {
+        let (mut usage, a) = begun();
+        usage.record_process_times(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
+        usage.record_outside_parent_times(SHELL, &times(0, 0), at(2), |_| 1);
+        usage.note_exit_times(&events, exit_times.clone(), read_from);
+        usage.record_process_end(ROOT, None, None, at(10));
+        usage.record_outside_parent_times(SHELL, &times(0, 8_005), at(10), |_| 1);
+        assert_eq!(cpu_ms(&usage, &a), found_ms);
+    }
 }
 
 #[test]
@@ -374,13 +379,13 @@ fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_p
     read_shell(&mut usage, &times(0, 0), NOW);
     let events = [ProcessEvent::Exit { pid: Pid(99) }, ProcessEvent::Exit { pid: ROOT }];
     assert_eq!(usage.pids_with_exit_times_to_read(&events), BTreeSet::from([SHELL, ROOT]));
-    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(8, 1200))]));
+    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(8, 1200))]), None);
     end(&mut usage, ROOT, None);
     assert_eq!(cpu_ms(&usage, &a), 1208, "it was a zombie");
 
     read(&mut usage, &a, id(CHILD), SHELL, &times(5, 0));
     let events = [ProcessEvent::Exit { pid: CHILD }];
-    usage.note_exit_times(&events, BTreeMap::from([(SHELL, times(0, 1308))]));
+    usage.note_exit_times(&events, BTreeMap::from([(SHELL, times(0, 1308))]), None);
     end(&mut usage, CHILD, None);
     let parents = usage.take_exit_times_of_parents();
     assert_eq!(parents, [(SHELL, times(0, 1308))]);
@@ -395,7 +400,7 @@ fn what_was_read_of_a_parent_after_the_exit_of_its_child_is_not_taken_for_the_la
     read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
     read_shell(&mut usage, &times(0, 0), NOW);
     let events = [ProcessEvent::Exit { pid: CHILD }];
-    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(6, 1200))]));
+    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(6, 1200))]), None);
     end(&mut usage, ROOT, None);
     assert_eq!(cpu_ms(&usage, &a), 1206);
     read_shell(&mut usage, &times(0, 1900), NOW);

@@ -128,7 +128,7 @@ fn a_child_counts_once_if_its_parent_was_read_as_a_zombie_and_the_scan_is_not_ab
     machine.exit(30);
     let zombie = machine.node.read_cpu_times(&[Pid(20)].into()).remove(&Pid(20)).unwrap();
     let zombie = [(Pid(20), *zombie.present().unwrap())].into();
-    machine.state.usage.note_exit_times(&[ProcessEvent::Exit { pid: Pid(20) }], zombie);
+    machine.state.usage.note_exit_times(&[ProcessEvent::Exit { pid: Pid(20) }], zombie, None);
     machine.exit(20);
     let mut snapshot = machine.scan_only(&[20]);
     read_cpu_times(&machine.state, &mut snapshot, |pids| machine.node.read_cpu_times(pids));
@@ -192,4 +192,27 @@ fn the_time_of_a_process_since_it_was_read_counts_although_samples_of_its_job_en
         let _ = machine.decide(&snapshot, &[]);
     }
     assert_eq!(seconds(end(&mut machine).usage.cpu_ns), 7);
+}
+
+#[test]
+fn a_process_that_was_idle_until_its_end_does_not_get_the_time_of_other_children_of_its_shell() {
+    for (idle_for, cpu_s) in [(None, 12), (Some(1), 3)] {
+        let mut machine = with_jobs_of_a_shell(&[(20, "a"), (30, "b")]);
+        run(&mut machine, 3, &[20]);
+        machine.spawn(40, 10, 1001);
+        run(&mut machine, 20, &[]);
+        run(&mut machine, 9, &[40]);
+        // The scan is not about processes 20 and 40. Both end, and the shell waits for them.
+        let mut snapshot = machine.scan_only(&[30]);
+        machine.exit(40);
+        machine.exit(20);
+        read_cpu_times(&machine.state, &mut snapshot, |pids| machine.node.read_cpu_times(pids));
+        let now = snapshot.taken_at.since_boot;
+        let idle_until = idle_for.map(|seconds| (Pid(20), Nanos(now.0 - seconds * SECOND)));
+        snapshot.ended_idle_until.extend(idle_until);
+        let decision = machine.decide(&snapshot, &[]);
+        machine.reports.extend(decision.reports);
+        machine.settle();
+        assert_eq!(seconds(machine.reports.remove(0).usage.cpu_ns), cpu_s);
+    }
 }

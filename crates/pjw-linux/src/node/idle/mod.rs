@@ -7,20 +7,19 @@
 //! them in a rescan.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use nix::sys::resource::{Resource, getrlimit};
 use pjw_core::scan::{IdleProcessGroup, WatchedProcesses};
 use pjw_core::snapshot::{Observed, Process};
 use pjw_core::{cpuset::CpuSet, ids::Pid, ids::Tid, time::Nanos};
 
 use crate::proc::procfs::ProcDir;
 use crate::sys::{affinity, clock::process_cpu_time_ns};
+
+mod counters;
+
+use counters::{CgroupCounters, descriptor_limit};
 
 /// Maximum number of masks of idle processes that a regular scan reads. At least the masks of one process are
 /// read.
@@ -34,9 +33,6 @@ const MAX_PERIOD: u32 = 16;
 /// The maximum check period, in scans, of processes that only affinity masks keep on their PUs. Such a process may
 /// leave its PUs when it runs. With a scan interval of 1 s, its activity is noticed after 4 s at the latest.
 const MAX_PERIOD_OF_MASKS: u32 = 4;
-/// The number of descriptors that the open files of cgroups leave to the rest of the process: to the connections of its
-/// clients, and to its own files.
-const DESCRIPTORS_OF_OTHERS: u64 = 384;
 
 /// Finds out which processes have not run since the last scan, so that a scan need not read them. Contains the CPU
 /// times of processes and of job cgroups at earlier scans.
@@ -319,12 +315,14 @@ impl IdleTracker {
         idle_check: &IdleCheck,
         processes: &BTreeMap<Pid, Observed<Process>>,
     ) -> BTreeMap<Pid, Nanos> {
-        let idle_until = |pid: Pid| {
-            let before_this_check = idle_check.idle_until.get(&pid).copied();
-            before_this_check.or_else(|| self.processes.get(&pid)?.idle_until)
-        };
+        let idle_until = |pid: Pid| idle_check.idle_until.get(&pid).copied().or_else(|| self.idle_until(pid));
         let ended = processes.iter().filter(|(_, observed)| matches!(observed, Observed::Gone));
         ended.filter_map(|(&pid, _)| Some((pid, idle_until(pid)?))).collect()
+    }
+
+    /// Returns the time of the last check of the process `pid`, if that check found the process idle.
+    pub(super) fn idle_until(&self, pid: Pid) -> Option<Nanos> {
+        self.processes.get(&pid)?.idle_until
     }
 
     /// Returns the cache entry with the thread ids of the process `pid`. The entry is empty (inner `None`) if the
@@ -418,11 +416,6 @@ impl JobUsage {
     }
 }
 
-/// Returns the limit of open descriptors of this process (`RLIMIT_NOFILE`). The largest number if it is unknown.
-fn descriptor_limit() -> u64 {
-    getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
-}
-
 /// Whether the number of scans `scans` has reached `other`. Both numbers may have wrapped around.
 fn has_reached(scans: u32, other: u32) -> bool {
     scans.wrapping_sub(other) < u32::MAX / 2
@@ -452,47 +445,6 @@ fn check_period(idle_checks: u32) -> u32 {
         0 => 1,
         longer => (2 << longer.min(3)).min(MAX_PERIOD),
     }
-}
-
-/// The open files of a cgroup that show whether its processes ran. They usually stay open, so that a check opens no
-/// file by its path.
-#[derive(Debug)]
-struct CgroupCounters {
-    /// `cpu.stat`.
-    stat: File,
-    /// `pids.current`. `None` if the kernel does not count the tasks of the cgroup.
-    tasks: Option<File>,
-}
-
-impl CgroupCounters {
-    fn open(root: &Path, path: &str) -> io::Result<Self> {
-        let dir = root.join(path.trim_start_matches('/'));
-        Ok(Self { stat: File::open(dir.join("cpu.stat"))?, tasks: File::open(dir.join("pids.current")).ok() })
-    }
-
-    /// Whether enough descriptors up to the limit `limit` are left to the rest of the process. open(2) returns the
-    /// lowest free number, so all lower numbers were in use when the files were opened.
-    fn may_stay_open(&self, limit: u64) -> bool {
-        let highest = self.stat.as_raw_fd().max(self.tasks.as_ref().map_or(-1, AsRawFd::as_raw_fd));
-        u64::try_from(highest).is_ok_and(|highest| highest + DESCRIPTORS_OF_OTHERS < limit)
-    }
-
-    /// The CPU time of the cgroup in microseconds, and its number of tasks, 0 if the kernel does not count them. The
-    /// number shows that a process was moved out, whose CPU time counts elsewhere from then on. `None` if the cgroup
-    /// was removed.
-    fn read(&self) -> Option<(u64, u64)> {
-        let mut buffer = [0; 1024];
-        let stat = read_start(&self.stat, &mut buffer)?;
-        let usage = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?.parse().ok()?;
-        let tasks = self.tasks.as_ref().and_then(|tasks| read_start(tasks, &mut buffer)?.trim().parse().ok());
-        Some((usage, tasks.unwrap_or(0)))
-    }
-}
-
-/// The first part of a file, as much as fits in the buffer.
-fn read_start<'a>(file: &File, buffer: &'a mut [u8]) -> Option<&'a str> {
-    let length = file.read_at(buffer, 0).ok()?;
-    std::str::from_utf8(&buffer[..length]).ok()
 }
 
 #[cfg(test)]

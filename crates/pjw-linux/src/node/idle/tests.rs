@@ -115,6 +115,8 @@ fn an_ended_process_was_idle_until_its_last_check_although_later_scans_did_not_c
     let seen = BTreeMap::from([(pid, Observed::Gone), (Pid(u32::MAX), Observed::Gone)]);
     let ended = tracker.ended_idle_until(&idle_check, &seen);
     assert_eq!(ended, BTreeMap::from([(pid, Nanos(last_check))]));
+    assert_eq!(tracker.idle_until(pid), Some(Nanos(last_check)), "also if the scan did not find the end");
+    assert_eq!(tracker.idle_until(Pid(u32::MAX)), None);
 }
 
 #[test]
@@ -299,7 +301,7 @@ fn the_files_of_a_cgroup_stay_open_only_if_enough_descriptors_are_left_and_are_r
     let pids = vec![Pid(u32::MAX >> 1)];
     let group = IdleProcessGroup { cgroup: Some("/job".into()), expected_cpus: None, pids };
     let idle_watch = WatchedProcesses { groups: vec![Arc::new(group)], ..WatchedProcesses::default() };
-    for (limit, stay_open) in [(DESCRIPTORS_OF_OTHERS, false), (u64::MAX, true)] {
+    for (limit, stay_open) in [(counters::DESCRIPTORS_OF_OTHERS, false), (u64::MAX, true)] {
         write(1);
         let mut tracker = IdleTracker { descriptor_limit: limit.into(), ..IdleTracker::default() };
         let mut check = || tracker.find_idle(&idle_watch, Some(root.path()), Nanos(1), false).active.len();
