@@ -25,6 +25,7 @@ use crate::results::{self, InstanceResult, ResultPacket};
 use crate::signals;
 use crate::spawner;
 use crate::tasks::descriptors::unshare_descriptor_table;
+use crate::tasks::group::start_whole_group;
 use crate::tasks::room::AddressSpaceError;
 use crate::tasks::space::end_host;
 use crate::work::SpawnerWork;
@@ -133,8 +134,9 @@ impl SpawnContext {
     /// failed to start. Returns one result for each element, in the same order.
     ///
     /// If `instances` has a single element, the calling thread starts the process itself, and keeps its own affinity
-    /// mask and memory policy. Exception: with [`SpawnContext::kill_when_launcher_ends`],
-    /// [`SpawnContext::set_replicas`] or [`SpawnContext::share_memory`], another thread starts the process.
+    /// mask and memory policy. The same holds for all processes that share memory ([`SpawnContext::share_memory`]).
+    /// Exception: with [`SpawnContext::kill_when_launcher_ends`] or [`SpawnContext::set_replicas`], another thread
+    /// starts the processes.
     ///
     /// # Errors
     /// The errors of [`SpawnContext::start`]. No process is started then.
@@ -144,6 +146,11 @@ impl SpawnContext {
                 self.check_instances(&instances)?;
                 raise_descriptor_limit(1)?;
                 Ok(vec![spawner::start_single_instance(&self.setup, instance)])
+            }
+            _ if self.setup.task_program.is_some() && !self.setup.ends_with_launcher => {
+                self.check_instances(&instances)?;
+                raise_descriptor_limit(instances.len())?;
+                Ok(start_whole_group(&self.setup, &instances)?)
             }
             _ => Ok(self.start(instances)?.into_results()),
         }

@@ -1,6 +1,5 @@
 //! The work of a spawner thread: it starts its instances and sends the results to the batch.
 
-use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,16 +13,14 @@ use pjw_core::ids::Pid;
 
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
-use crate::layout::ExecArrays;
 use crate::own_policy::set_own_mask;
 use crate::proxy::{ForkError, Template, TemplateError};
-use crate::results::{self, MAX_RESULTS, ResultPacket};
+use crate::results::{self, InstanceResult, MAX_RESULTS, ResultPacket};
 use crate::setup::Setup;
 use crate::spawner::Spawner;
 use crate::tasks::AddressSpaceError;
 use crate::tasks::descriptors::close_descriptor_range;
-use crate::tasks::request::MAX_PENDING_REQUESTS;
-use crate::tasks::space::{AddressSpace, SpaceParameters};
+use crate::tasks::group::{GroupProgress, start_group};
 
 /// The work of one spawner thread, which is a thread that starts processes: the instances to start, and the state
 /// that the thread shares with the batch ([`crate::SpawnBatch`]).
@@ -65,7 +62,7 @@ impl SpawnerWork {
         let mut host = None;
         match Spawner::new(&self.setup) {
             Ok(_) if self.setup.task_program.is_some() => {
-                host = self.start_tasks(socket, has_own_table, &mut packet, ready)?;
+                host = self.start_tasks(socket, &mut packet, ready)?;
             }
             Ok(mut spawner) => match self.load_template() {
                 Some(template) => self.fork_all(template, &mut spawner, socket, &mut packet),
@@ -155,7 +152,7 @@ impl SpawnerWork {
     }
 
     /// Makes an address space, starts the instances as tasks (processes that share this address space), and sends the
-    /// results to `socket`. `has_own_table` says whether the calling thread has its own table of file descriptors.
+    /// results to `socket`.
     ///
     /// - After the batch was cancelled, starts no more instances.
     /// - Sends `packet` whenever it is full. The last results stay in `packet`, and the caller must send them.
@@ -168,57 +165,11 @@ impl SpawnerWork {
     fn start_tasks(
         &self,
         socket: RawFd,
-        has_own_table: bool,
         packet: &mut ResultPacket,
         ready: &Sender<Result<(), AddressSpaceError>>,
     ) -> Result<Option<Pid>, AddressSpaceError> {
-        let setup = Arc::clone(&self.setup);
-        let size = self.instances.iter().map(|instance| instance.size).max().unwrap_or(0);
-        let parameters =
-            SpaceParameters { capacity: self.indexes.len(), size, is_lasting: false, has_own_table };
-        let mut space = AddressSpace::from_setup(Arc::clone(&setup), &parameters)?;
-        // The host is not one of the instances.
-        packet.start_period = (now(), now());
-        let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
-        let mut pending = VecDeque::new();
-        // The host is made ready on another CPU while these requests are written.
-        for &index in self.indexes.iter().take(MAX_PENDING_REQUESTS) {
-            let Some(instance) = self.instances.get(index) else { break };
-            if space.send_request(instance, &mut layout).is_err() {
-                break;
-            }
-            pending.push_back(index);
-        }
-        space.wait_until_ready()?;
-        let _ = ready.send(Ok(()));
-        let sent_count = pending.len();
-        let mut finish = |index, result| {
-            packet.results.push((index, result));
-            packet.start_period.1 = now();
-            send_if_full(socket, packet);
-        };
-        for &index in self.indexes.iter().skip(sent_count) {
-            if self.is_cancelled.load(Ordering::Relaxed) {
-                break;
-            }
-            let Some(instance) = self.instances.get(index) else { break };
-            if pending.len() == MAX_PENDING_REQUESTS
-                && let Some(oldest) = pending.pop_front()
-            {
-                finish(oldest, space.wait_for_oldest_request());
-            }
-            let mut result = space.send_request(instance, &mut layout);
-            if result.is_err() {
-                // There may be room for the request when the pending requests are done.
-                pending.drain(..).for_each(|earlier| finish(earlier, space.wait_for_oldest_request()));
-                result = space.send_request(instance, &mut layout);
-            }
-            match result {
-                Ok(()) => pending.push_back(index),
-                Err(error) => finish(index, Err(error)),
-            }
-        }
-        pending.into_iter().for_each(|earlier| finish(earlier, space.wait_for_oldest_request()));
+        let mut progress = BatchProgress { packet, socket, ready, is_cancelled: &self.is_cancelled };
+        let space = start_group(&self.setup, &self.instances, &self.indexes, &mut progress)?;
         Ok(space.leave_host())
     }
 
@@ -236,6 +187,35 @@ impl SpawnerWork {
             packet.start_period.1 = now();
             send_if_full(socket, packet);
         }
+    }
+}
+
+/// Passes what happens while the tasks of a batch are started to the owner of the batch.
+struct BatchProgress<'a> {
+    packet: &'a mut ResultPacket,
+    socket: RawFd,
+    ready: &'a Sender<Result<(), AddressSpaceError>>,
+    is_cancelled: &'a AtomicBool,
+}
+
+impl GroupProgress for BatchProgress<'_> {
+    fn host_is_forked(&mut self) {
+        // The host is not one of the instances.
+        self.packet.start_period = (now(), now());
+    }
+
+    fn host_is_ready(&mut self) {
+        let _ = self.ready.send(Ok(()));
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    fn has_result(&mut self, result: InstanceResult) {
+        self.packet.results.push(result);
+        self.packet.start_period.1 = now();
+        send_if_full(self.socket, self.packet);
     }
 }
 

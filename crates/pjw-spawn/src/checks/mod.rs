@@ -3,6 +3,7 @@
 mod error;
 mod masks;
 pub(crate) mod nodes;
+mod pids_cgroup;
 pub(crate) mod program;
 pub(crate) mod room;
 mod size;

@@ -12,6 +12,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Uid, getuid};
 
 use super::error::{CheckError, SPARE_DESCRIPTORS};
+use super::pids_cgroup::{CgroupMount, PidsCgroup};
 use crate::instance::Instance;
 
 /// The open descriptors are counted only if the instances need more than the limit divided by this number.
@@ -20,6 +21,8 @@ const UNCOUNTED_SHARE: u64 = 8;
 static LIMIT_CHANGE: Mutex<()> = Mutex::new(());
 /// The room for the text of a file of `/proc`. With less, the kernel makes the text in more parts.
 const USUAL_BYTES: usize = 16 << 10;
+/// The room for the text of a file that has a few numbers.
+const SHORT_BYTES: usize = 128;
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
 /// The capabilities that lift RLIMIT_NPROC in the initial user namespace: `copy_process` in kernel/fork.c of Linux
@@ -35,14 +38,6 @@ struct Limit {
     room: u64,
     name: String,
     remedy: String,
-}
-
-/// The caller's cgroup with the pids controller.
-#[derive(Debug, PartialEq, Eq)]
-struct PidsCgroup {
-    directory: PathBuf,
-    /// Whether the pids controller is of version 1 of cgroups.
-    is_v1: bool,
 }
 
 /// The processes that are to be started in a cgroup or below it.
@@ -61,8 +56,8 @@ struct Demand {
 /// [`CheckError::ProcessLimit`] if a limit is too low.
 pub fn check_process_limits(instances: usize, starters: usize) -> Result<(), CheckError> {
     let (wanted, starters) = (instances as u64, starters as u64);
-    let own = own_pids_cgroup().map(|own| (own.directory, Demand { instances: wanted, starters }));
-    check_demands(&cgroup_demands(own))?;
+    let own = PidsCgroup::of_caller().map(|own| (own.directory, Demand { instances: wanted, starters }));
+    check_demands(&cgroup_demands(own, CgroupMount::all_seen_by_caller()))?;
     check_limits_of_caller(wanted, starters, wanted + starters)
 }
 
@@ -130,7 +125,7 @@ pub(super) fn check_cgroups(
         }
     }
     let mut placed: Vec<(PathBuf, Demand)> = by_cgroup.into_values().collect();
-    let own = own_pids_cgroup();
+    let own = PidsCgroup::of_caller();
     let without_cgroup = instances.iter().filter(|instance| instance.placement.cgroup.is_none()).count();
     let is_v1 = own.as_ref().is_some_and(|own| own.is_v1);
     let in_own = if is_v1 { instances.len() } else { without_cgroup };
@@ -144,15 +139,22 @@ pub(super) fn check_cgroups(
         _ => 0,
     };
     let demand = Demand { instances: in_own as u64, starters: (starters - placed_templates) as u64 };
-    check_demands(&cgroup_demands(own.map(|own| (own.directory, demand)).into_iter().chain(placed)))
+    let placed = own.map(|own| (own.directory, demand)).into_iter().chain(placed);
+    check_demands(&cgroup_demands(placed, CgroupMount::all_seen_by_caller()))
 }
 
 /// Adds up the processes that are to be started in or below each cgroup. `demands` has the cgroups in which processes
-/// start, by directory. The result also has all directories above them.
-fn cgroup_demands(demands: impl IntoIterator<Item = (PathBuf, Demand)>) -> BTreeMap<PathBuf, Demand> {
+/// start, by directory. The result also has all cgroups above them, up to the mount point in `mounts` that contains
+/// them. Without such a mount point, it has all directories above them.
+fn cgroup_demands(
+    demands: impl IntoIterator<Item = (PathBuf, Demand)>,
+    mounts: &[CgroupMount],
+) -> BTreeMap<PathBuf, Demand> {
     let mut sums: BTreeMap<PathBuf, Demand> = BTreeMap::new();
     for (directory, demand) in demands {
-        for cgroup in directory.ancestors() {
+        let mount = mounts.iter().find(|mount| directory.starts_with(&mount.directory));
+        let is_cgroup = |directory: &&Path| mount.is_none_or(|mount| directory.starts_with(&mount.directory));
+        for cgroup in directory.ancestors().take_while(is_cgroup) {
             let sum = sums.entry(cgroup.to_owned()).or_default();
             sum.instances += demand.instances;
             sum.starters += demand.starters;
@@ -217,7 +219,7 @@ pub fn raise_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
 
 /// Returns the number of threads of the system: the fourth field of /proc/loadavg, proc(5).
 fn all_threads() -> Option<u64> {
-    let text = fs::read_to_string("/proc/loadavg").ok()?;
+    let text = read_short_text(Path::new("/proc/loadavg"))?;
     text.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()
 }
 
@@ -357,7 +359,7 @@ fn threads_of_user(uid: u32, namespace: Option<u64>) -> u64 {
 }
 
 /// Returns the text of a file of `/proc`. Some of these files can contain names that are not valid UTF-8.
-fn read_text(path: &Path) -> Option<String> {
+pub(super) fn read_text(path: &Path) -> Option<String> {
     let mut text = Vec::with_capacity(USUAL_BYTES);
     fs::File::open(path).ok()?.read_to_end(&mut text).ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())
@@ -380,55 +382,22 @@ fn pids_limit(cgroup: &Path) -> Option<Limit> {
     })
 }
 
-fn own_pids_cgroup() -> Option<PidsCgroup> {
-    let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = read_text(Path::new("/proc/self/mountinfo"))?;
-    pids_cgroup(&cgroups, &mounts)
-}
-
-/// Finds the cgroup whose `pids.max` limits a process: its cgroup in the hierarchy of version 1 with the pids
-/// controller, or otherwise its cgroup in the hierarchy of version 2. `cgroups` is the text of /proc/PID/cgroup, and
-/// `mounts` is that of /proc/PID/mountinfo: cgroups(7) and proc(5). `None` if there is neither cgroup, or if no mount
-/// contains its directory.
-fn pids_cgroup(cgroups: &str, mounts: &str) -> Option<PidsCgroup> {
-    let path_of = |is_wanted: &dyn Fn(&str, &str) -> bool| {
-        cgroups.lines().find_map(|line| {
-            let mut fields = line.splitn(3, ':');
-            let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-            is_wanted(number, controllers).then_some(path)
-        })
-    };
-    let has_pids = |list: &str| list.split(',').any(|controller| controller == "pids");
-    let v1 = path_of(&|_, controllers| has_pids(controllers));
-    let path = v1.or_else(|| path_of(&|number, _| number == "0"))?;
-    let is_hierarchy = |kind: &str, options: &str| match v1 {
-        Some(_) => kind == "cgroup" && has_pids(options),
-        None => kind == "cgroup2",
-    };
-    mounts.lines().find_map(|line| {
-        let (mount_fields, file_system_fields) = line.split_once(" - ")?;
-        let mut file_system_fields = file_system_fields.split(' ');
-        let (kind, options) = (file_system_fields.next()?, file_system_fields.nth(1)?);
-        let mut mount_fields = mount_fields.split(' ').skip(3);
-        let (root, mount) = (mount_fields.next()?, mount_fields.next()?);
-        let below = Path::new(path).strip_prefix(root).ok()?;
-        let directory = || Path::new(mount).join(below);
-        is_hierarchy(kind, options).then(|| PidsCgroup { directory: directory(), is_v1: v1.is_some() })
-    })
-}
-
 /// Returns the number in a file. `None` if the file contains `max`, or can't be read.
-fn number_in(file: &Path) -> Option<u64> {
-    fs::read_to_string(file).ok()?.trim().parse().ok()
+pub(crate) fn number_in(file: &Path) -> Option<u64> {
+    read_short_text(file)?.trim().parse().ok()
+}
+
+/// Returns the text of a file of the kernel with at most [`SHORT_BYTES`] bytes, by one read(2). Of a longer file, the
+/// beginning.
+fn read_short_text(file: &Path) -> Option<String> {
+    let mut bytes = [0; SHORT_BYTES];
+    let count = fs::File::open(file).ok()?.read(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(bytes.get(..count)?).into_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const V1: &str = "35 30 0:30 / /sys/fs/cgroup/pids rw,nosuid - cgroup cgroup rw,pids\n\
-                      36 30 0:31 / /sys/fs/cgroup/cpu rw shared:1 - cgroup cgroup rw,cpu,cpuacct\n";
-    const V2: &str = "35 30 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
 
     #[test]
     fn the_limits_of_the_system_are_checked_also_if_its_threads_cannot_be_counted() {
@@ -466,10 +435,12 @@ mod tests {
         let placed = [("/cg/a", 5, 2), ("/cg/a/b", 3, 1), ("/cg/c", 4, 0)];
         let placed =
             placed.map(|(path, instances, starters)| (PathBuf::from(path), Demand { instances, starters }));
-        let demands = cgroup_demands(placed);
+        let mount = |directory: &str| CgroupMount::at(directory);
+        let demands = cgroup_demands(placed.clone(), &[mount("/else"), mount("/cg")]);
         let sum = |path: &str| demands.get(Path::new(path)).map(|demand| (demand.instances, demand.starters));
         assert_eq!([sum("/cg/a"), sum("/cg/a/b"), sum("/cg/c")], [Some((8, 3)), Some((3, 1)), Some((4, 0))]);
-        assert_eq!(sum("/cg"), Some((12, 3)));
+        assert_eq!([sum("/cg"), sum("/")], [Some((12, 3)), None]);
+        assert!(cgroup_demands(placed, &[]).contains_key(Path::new("/")), "the mount point is unknown");
     }
 
     #[test]
@@ -477,22 +448,5 @@ mod tests {
         let uid = getuid().as_raw();
         assert!(threads_of_user(uid, Some(INITIAL_USER_NAMESPACE)) > 0);
         assert_eq!(threads_of_user(uid, Some(1)), 0);
-    }
-
-    #[test]
-    fn the_cgroup_of_the_pids_controller_is_found_in_both_versions() {
-        let v1 = pids_cgroup("5:cpu,cpuacct:/a\n4:pids:/user/b\n0::/c\n", V1);
-        assert_eq!(v1, Some(PidsCgroup { directory: "/sys/fs/cgroup/pids/user/b".into(), is_v1: true }));
-        let v2 = pids_cgroup("0::/user/b\n", V2);
-        assert_eq!(v2, Some(PidsCgroup { directory: "/sys/fs/cgroup/user/b".into(), is_v1: false }));
-        assert_eq!(pids_cgroup("4:cpu:/a\n", V1), None);
-    }
-
-    #[test]
-    fn a_cgroup_outside_the_visible_tree_is_left_to_the_kernel() {
-        let container = "35 30 0:30 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
-        assert_eq!(pids_cgroup("0::/other\n", container), None);
-        let found = pids_cgroup("0::/docker/1/x\n", container);
-        assert_eq!(found, Some(PidsCgroup { directory: "/sys/fs/cgroup/x".into(), is_v1: false }));
     }
 }

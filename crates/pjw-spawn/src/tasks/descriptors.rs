@@ -7,6 +7,14 @@ use nix::errno::Errno;
 
 use crate::bare;
 
+/// The descriptors with these numbers are checked one by one if the number of open descriptors is known. Reading the
+/// directory `/proc/thread-self/fd` takes several times longer. One call of poll(2) for all numbers would be faster,
+/// but wrong: it takes events from open files that other processes share, and reports a descriptor with `O_PATH` as not
+/// open.
+const CHECKED_NUMBERS: RawFd = 512;
+/// The descriptors below this number are checked one by one if there is no /proc.
+const UNLISTED_NUMBERS: RawFd = 1024;
+
 /// Gives the calling thread its own table of file descriptors, with copies of all descriptors (unshare(2),
 /// `CLONE_FILES`).
 pub(crate) fn unshare_descriptor_table() -> Result<(), Errno> {
@@ -31,6 +39,16 @@ pub(crate) fn close_descriptor_range(first: RawFd, last: RawFd) -> Result<(), i3
 /// also finds descriptors above `RLIMIT_NOFILE`, which exist if the limit was lowered after they were opened. Returns
 /// an error number if the list can't be read.
 fn close_descriptors_in_proc(first: RawFd, last: RawFd) -> Result<(), i32> {
+    for_each_descriptor_in_proc(|descriptor| {
+        if (first..=last).contains(&descriptor) {
+            close(descriptor.into());
+        }
+    })
+}
+
+/// Calls `act` for each open file descriptor of the calling thread, as `/proc/thread-self/fd` lists them. `act` may
+/// close the descriptor. Returns an error number if the list can't be read.
+fn for_each_descriptor_in_proc(mut act: impl FnMut(RawFd)) -> Result<(), i32> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let path = bare::address(c"/proc/thread-self/fd".as_ptr());
     // SAFETY: the path ends with a NUL byte.
@@ -46,11 +64,7 @@ fn close_descriptors_in_proc(first: RawFd, last: RawFd) -> Result<(), i32> {
             Err(errno) => break Err(errno),
         };
         // Closing while reading skips none: the kernel continues the list with the next number.
-        for descriptor in numbers_in(entries) {
-            if (first..=last).contains(&descriptor) && i64::from(descriptor) != directory {
-                close(descriptor.into());
-            }
-        }
+        numbers_in(entries).filter(|descriptor| i64::from(*descriptor) != directory).for_each(&mut act);
     };
     close(directory);
     listed
@@ -88,28 +102,51 @@ fn close(descriptor: i64) {
     let _ = unsafe { bare::raw_syscall(libc::SYS_close, [descriptor, 0, 0, 0, 0]) };
 }
 
-/// Closes the file descriptors that execve(2) would close, and all descriptors above `highest`, but not those in
-/// `kept`. Returns a number that is larger than all remaining descriptors except those in `kept`. The host (the process
-/// that starts tasks) uses numbers from the returned number on, and tasks use smaller numbers.
-pub(super) fn close_cloexec_descriptors(highest: RawFd, kept: [RawFd; 2]) -> Result<RawFd, Errno> {
-    // Another thread of the parent may have opened more descriptors since their numbers were read.
-    let above = kept.into_iter().fold(highest, RawFd::max).saturating_add(1);
-    close_descriptor_range(above, RawFd::MAX).map_err(Errno::from_raw)?;
+/// Closes the file descriptors that execve(2) would close, but not those in `kept`. Returns a number that is larger than
+/// all remaining descriptors except those in `kept`. The host (the process that starts tasks) uses numbers from the
+/// returned number on, and tasks use smaller numbers. No other thread may use the table of descriptors. The host calls
+/// this: nothing here allocates.
+///
+/// # Errors
+/// If the open descriptors can't be listed.
+pub(super) fn close_cloexec_descriptors(kept: [RawFd; 2]) -> Result<RawFd, Errno> {
     let mut first_own = 3;
-    for descriptor in 3..=highest {
+    let mut close_or_keep = |descriptor: RawFd| {
         // SAFETY: only reads the flags of the descriptor.
         let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFD) };
-        if flags < 0 || kept.contains(&descriptor) {
-            continue;
+        if flags >= 0 && descriptor >= 3 && !kept.contains(&descriptor) {
+            if flags & libc::FD_CLOEXEC == 0 {
+                first_own = first_own.max(descriptor + 1);
+            } else {
+                close(descriptor.into());
+            }
         }
-        if flags & libc::FD_CLOEXEC == 0 {
-            first_own = descriptor + 1;
-        } else {
-            // SAFETY: no code of this process uses the descriptor after the fork.
-            unsafe { libc::close(descriptor) };
-        }
+        flags >= 0
+    };
+    let found_all = open_descriptor_count().is_some_and(|count| {
+        (0..CHECKED_NUMBERS).filter(|descriptor| close_or_keep(*descriptor)).nth(count - 1).is_some()
+    });
+    if !found_all
+        && for_each_descriptor_in_proc(|descriptor| {
+            close_or_keep(descriptor);
+        })
+        .is_err()
+    {
+        // /proc is not there.
+        (0..UNLISTED_NUMBERS).for_each(|descriptor| {
+            close_or_keep(descriptor);
+        });
+        let above = kept.into_iter().fold(UNLISTED_NUMBERS, RawFd::max).saturating_add(1);
+        close_descriptor_range(above, RawFd::MAX).map_err(Errno::from_raw)?;
     }
     Ok(first_own)
+}
+
+/// Returns the number of open file descriptors of the calling thread. `None` if the kernel does not tell it: before
+/// Linux 6.2, the size of the directory `/proc/thread-self/fd` is 0.
+fn open_descriptor_count() -> Option<usize> {
+    let directory = rustix::fs::stat(c"/proc/thread-self/fd").ok()?;
+    usize::try_from(directory.st_size).ok().filter(|count| *count > 0)
 }
 
 /// Moves a file descriptor to a number that is at least `first_own`. If the number of the descriptor is already large
@@ -126,34 +163,6 @@ pub(super) fn copy_above(descriptor: &impl AsRawFd, first_own: RawFd) -> Result<
     Errno::result(copy).map(|copy| unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Returns the highest number of an open file descriptor of the calling thread. `is_own_table` says that no other
-/// thread uses the same table of descriptors: a faster method is then possible. Returns 1024 if /proc can't be read.
-pub(super) fn highest_descriptor(is_own_table: bool) -> RawFd {
-    let found = if is_own_table { find_highest() } else { None };
-    found.unwrap_or_else(|| {
-        let descriptors = std::fs::read_dir("/proc/thread-self/fd").into_iter().flatten().flatten();
-        let numbers = descriptors.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        numbers.max().unwrap_or(1024)
-    })
-}
-
-/// Returns the highest number of an open file descriptor by a check of the numbers 0 to 511, until as many descriptors
-/// are found as are open. `None` if not all open descriptors have such numbers, or if their number is unknown. No other
-/// thread may change the table during the call.
-///
-/// Since Linux 6.2, the size of the directory `/proc/thread-self/fd` is the number of open descriptors. Reading the
-/// directory takes several times longer than the check of each number. One call of poll(2) for all numbers would be
-/// faster, but wrong: it takes events from open files that other processes share, and reports a descriptor with
-/// `O_PATH` as not open.
-fn find_highest() -> Option<RawFd> {
-    const CHECKED_NUMBERS: RawFd = 512;
-    let count = rustix::fs::stat(c"/proc/thread-self/fd").ok()?.st_size;
-    // SAFETY: only reads the flags of a descriptor.
-    let is_open = |descriptor: &RawFd| unsafe { libc::fcntl(*descriptor, libc::F_GETFD) } >= 0;
-    let mut open = (0..CHECKED_NUMBERS).filter(is_open);
-    open.nth(usize::try_from(count).ok()?.checked_sub(1)?)
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::fd::IntoRawFd;
@@ -164,42 +173,46 @@ mod tests {
     use super::*;
     use crate::syscall_filter::refuse_call;
 
-    #[test]
-    fn the_highest_descriptor_is_found_with_and_without_a_table_of_its_own() {
-        let thread = std::thread::spawn(|| {
-            unshare_descriptor_table().unwrap();
-            let directory = std::fs::File::open("/").unwrap();
-            for least in [400, 900] {
-                let high = copy_above(&directory, least).unwrap();
-                for is_own_table in [true, false] {
-                    // The table may have higher descriptors, which other threads opened before the table was copied.
-                    assert!(highest_descriptor(is_own_table) >= high.as_raw_fd());
-                }
-                assert_eq!(highest_descriptor(true), highest_descriptor(false));
-            }
-        });
-        thread.join().unwrap();
-    }
-
     fn is_open(descriptor: RawFd) -> bool {
         // SAFETY: only reads the flags of the descriptor.
         unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
     }
 
-    #[test]
-    fn descriptors_with_o_path_are_treated_as_all_others() {
-        let thread = std::thread::spawn(|| {
+    /// Opens a descriptor that execve(2) keeps, from the number `kept_from` on, and one that it closes, from the number
+    /// `closed_from` on. Returns whether the second alone is closed.
+    fn closes_as_execve(kept_from: RawFd, closed_from: RawFd) -> bool {
+        let thread = std::thread::spawn(move || {
             unshare_descriptor_table().unwrap();
             // SAFETY: opens and copies descriptors of the table of this thread.
             let [inherited, closed] = unsafe {
                 let path = libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC);
-                [(libc::F_DUPFD, 910), (libc::F_DUPFD_CLOEXEC, 900)]
+                [(libc::F_DUPFD, kept_from), (libc::F_DUPFD_CLOEXEC, closed_from)]
                     .map(|(command, least)| libc::fcntl(path, command, least))
             };
-            assert!(close_cloexec_descriptors(highest_descriptor(true), [-1, -1]).unwrap() > inherited);
-            assert!(is_open(inherited) && !is_open(closed));
+            let first_own = close_cloexec_descriptors([-1, -1]).unwrap();
+            first_own > inherited && is_open(inherited) && !is_open(closed)
         });
-        thread.join().unwrap();
+        thread.join().unwrap()
+    }
+
+    #[test]
+    fn descriptors_with_small_and_large_numbers_are_closed_as_by_execve() {
+        assert!(closes_as_execve(410, 400));
+        assert!(closes_as_execve(400, 410));
+        assert!(closes_as_execve(910, 900));
+        assert!(closes_as_execve(900, 910));
+        assert!(closes_as_execve(900, 1100));
+    }
+
+    #[test]
+    fn descriptors_are_closed_as_by_execve_also_without_proc() {
+        let thread = std::thread::spawn(|| {
+            for call in [libc::SYS_newfstatat, libc::SYS_stat, libc::SYS_statx, libc::SYS_getdents64] {
+                refuse_call(call, Errno::ENOENT);
+            }
+            closes_as_execve(900, 910) && closes_as_execve(900, 1100)
+        });
+        assert!(thread.join().unwrap());
     }
 
     #[test]

@@ -72,8 +72,6 @@ pub(super) struct HostParameters {
     /// The process id of the process whose end also ends the host. 0 if there is no such process.
     pub(super) launcher: i32,
     pub(super) heap_begin: u64,
-    /// The highest number of a file descriptor that may be open.
-    pub(super) highest_descriptor: RawFd,
     pub(super) auxiliary: AuxiliaryVector,
     /// Whether the core dump of one task would end all tasks. True on Linux before 5.16.
     pub(super) must_not_dump: bool,
@@ -154,8 +152,8 @@ fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFail
         // SAFETY: only sets whether the address space can be dumped.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0_u64) };
     }
-    let first_own = close_cloexec_descriptors(plan.highest_descriptor, [plan.socket, plan.file])
-        .map_err(|errno| (SpawnStep::Stdio, errno))?;
+    let first_own =
+        close_cloexec_descriptors([plan.socket, plan.file]).map_err(|errno| (SpawnStep::Stdio, errno))?;
     let socket = copy_above(&plan.socket, first_own).map_err(|errno| (SpawnStep::Clone, errno))?;
     // SAFETY: nothing uses the number of the original from here on.
     unsafe { libc::close(plan.socket) };

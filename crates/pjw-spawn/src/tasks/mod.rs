@@ -13,6 +13,7 @@
 
 pub(crate) mod descriptors;
 pub(crate) mod directory;
+pub(crate) mod group;
 mod headers;
 mod host;
 pub(crate) mod image;

@@ -1,5 +1,7 @@
 //! Whether the tasks of a group find room in one address space, and why not.
 
+use std::path::Path;
+
 use nix::errno::Errno;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use thiserror::Error;
@@ -7,6 +9,7 @@ use thiserror::Error;
 use super::image::{ImageError, TaskProgram};
 use super::page::PAGE;
 use super::slot::{SlotShape, stack_bytes};
+use crate::checks::room::number_in;
 use crate::failure::SpawnError;
 
 /// The number of mappings of a task: the guard, the stack, the segments of its program, and the mappings of malloc(3)
@@ -93,8 +96,7 @@ pub(crate) fn check_room(task_program: &TaskProgram, tasks: usize) -> Result<(),
         ));
     }
     let mappings = tasks as u64 * MAPPINGS_OF_A_TASK;
-    let max_mappings =
-        std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
+    let max_mappings = number_in(Path::new("/proc/sys/vm/max_map_count"));
     match max_mappings {
         Some(max_mappings) if mappings > max_mappings => Err(error(
             format!("{mappings} mappings"),

@@ -17,7 +17,6 @@ use rustix::net::{
     socketpair,
 };
 
-use super::descriptors::highest_descriptor;
 use super::directory::{TASKS_VARIABLE, TaskDirectory};
 use super::host::{self, HostParameters};
 use super::own_memory::{MemoryForFork, heap_begin};
@@ -78,8 +77,6 @@ pub(crate) struct SpaceParameters {
     /// Whether further tasks may be started as long as the address space exists. If true, memory that ended tasks have
     /// left is unmapped whenever no task exists.
     pub(crate) is_lasting: bool,
-    /// Whether the calling thread has a table of file descriptors that no other thread uses.
-    pub(crate) has_own_table: bool,
 }
 
 impl AddressSpace {
@@ -103,8 +100,7 @@ impl AddressSpace {
         if let Some(task_program) = &context.setup.task_program {
             check_room(task_program, capacity)?;
         }
-        let parameters =
-            SpaceParameters { capacity, size: rank_count, is_lasting: true, has_own_table: false };
+        let parameters = SpaceParameters { capacity, size: rank_count, is_lasting: true };
         let mut space = Self::from_setup(Arc::clone(&context.setup), &parameters)?;
         space.wait_until_ready()?;
         Ok(space)
@@ -148,9 +144,6 @@ impl AddressSpace {
             size: parameters.size,
             launcher: launcher(&setup),
             heap_begin: heap_begin().ok_or_else(|| failed(Errno::ENOSYS))?,
-            highest_descriptor: highest_descriptor(parameters.has_own_table)
-                .max(socket.as_raw_fd())
-                .max(host_socket.as_raw_fd()),
             auxiliary: AuxiliaryVector::of_this_process(),
             must_not_dump: kernel_version() < SEPARATE_CORE_DUMPS,
             stacks_need_advice: kernel_version() < STACKS_WITHOUT_HUGE_PAGES,

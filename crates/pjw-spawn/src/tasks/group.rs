@@ -1,0 +1,123 @@
+//! The start of a group of tasks in an address space of their own.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use super::request::MAX_PENDING_REQUESTS;
+use super::room::AddressSpaceError;
+use super::space::{AddressSpace, SpaceParameters};
+use crate::child::Child;
+use crate::failure::{SpawnError, SpawnStep};
+use crate::instance::Instance;
+use crate::layout::ExecArrays;
+use crate::results::InstanceResult;
+use crate::setup::Setup;
+
+/// What happens while the tasks of a group are started.
+pub(crate) trait GroupProgress {
+    /// Called once, when the host was forked. The host is the process that owns the address space.
+    fn host_is_forked(&mut self) {}
+
+    /// Called once, when the host is ready to start tasks.
+    fn host_is_ready(&mut self) {}
+
+    /// Returns whether no more tasks are to be started.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+
+    /// Called for each task: with its result.
+    fn has_result(&mut self, result: InstanceResult);
+}
+
+/// Makes an address space, and starts tasks (processes that share this address space) from the calling thread. Returns
+/// the address space. The tasks are those of `instances` with the indexes `indexes`. `setup` contains the parameters
+/// that they have in common. `progress` receives a result for each of them, except for those that were not started
+/// because [`GroupProgress::is_cancelled`] returned true.
+///
+/// # Errors
+/// If the host can't be made ready. No task was started then, and `progress` has received no result.
+pub(crate) fn start_group(
+    setup: &Arc<Setup>,
+    instances: &[Instance],
+    indexes: &[usize],
+    progress: &mut impl GroupProgress,
+) -> Result<AddressSpace, AddressSpaceError> {
+    let size = instances.iter().map(|instance| instance.size).max().unwrap_or(0);
+    let parameters = SpaceParameters { capacity: indexes.len(), size, is_lasting: false };
+    let mut space = AddressSpace::from_setup(Arc::clone(setup), &parameters)?;
+    progress.host_is_forked();
+    let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
+    let mut pending = VecDeque::new();
+    // The host is made ready on another CPU while these requests are written.
+    for &index in indexes.iter().take(MAX_PENDING_REQUESTS) {
+        let Some(instance) = instances.get(index) else { break };
+        if space.send_request(instance, &mut layout).is_err() {
+            break;
+        }
+        pending.push_back(index);
+    }
+    space.wait_until_ready()?;
+    progress.host_is_ready();
+    let sent_count = pending.len();
+    for &index in indexes.iter().skip(sent_count) {
+        if progress.is_cancelled() {
+            break;
+        }
+        let Some(instance) = instances.get(index) else { break };
+        if pending.len() == MAX_PENDING_REQUESTS
+            && let Some(oldest) = pending.pop_front()
+        {
+            progress.has_result((oldest, space.wait_for_oldest_request()));
+        }
+        let mut result = space.send_request(instance, &mut layout);
+        if result.is_err() {
+            // There may be room for the request when the pending requests are done.
+            finish_all(&mut space, &mut pending, progress);
+            result = space.send_request(instance, &mut layout);
+        }
+        match result {
+            Ok(()) => pending.push_back(index),
+            Err(error) => progress.has_result((index, Err(error))),
+        }
+    }
+    finish_all(&mut space, &mut pending, progress);
+    Ok(space)
+}
+
+/// Makes an address space, and starts all of `instances` as tasks from the calling thread. Waits until each task has
+/// begun its program or has failed to start. Returns one result for each instance, in the same order. `setup` contains
+/// the parameters that they have in common.
+///
+/// # Errors
+/// If the host can't be made ready. No task was started then.
+pub(crate) fn start_whole_group(
+    setup: &Arc<Setup>,
+    instances: &[Instance],
+) -> Result<Vec<Result<Child, SpawnError>>, AddressSpaceError> {
+    let missing = || Err(SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED });
+    let mut results = Results(instances.iter().map(|_| missing()).collect());
+    let indexes: Vec<usize> = (0..instances.len()).collect();
+    start_group(setup, instances, &indexes, &mut results)?;
+    Ok(results.0)
+}
+
+/// The results of a group, by the index of the instance.
+struct Results(Vec<Result<Child, SpawnError>>);
+
+impl GroupProgress for Results {
+    fn has_result(&mut self, (index, result): InstanceResult) {
+        if let Some(entry) = self.0.get_mut(index) {
+            *entry = result;
+        }
+    }
+}
+
+/// Waits for the results of all requests with the indexes `pending`, and passes them to `progress`.
+fn finish_all(space: &mut AddressSpace, pending: &mut VecDeque<usize>, progress: &mut impl GroupProgress) {
+    for index in pending.drain(..) {
+        progress.has_result((index, space.wait_for_oldest_request()));
+    }
+}
