@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 
 use crate::basics::{Moment, Pid, ThreadId, prelude::*};
 use crate::phases::held::add_held_core_time;
+use crate::phases::usage::sample::end_sample_if_held_changes;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{WardenState, mask_records};
 use crate::terms::{
@@ -30,6 +31,10 @@ pub(crate) struct CycleDraft<'a> {
     /// The processes that may belong to another job than before, because a job or its processes changed, even if the
     /// snapshot does not list them.
     pub(crate) recheck: BTreeSet<Pid>,
+    /// Whether the CPU times that this cycle read are part of the usage of the jobs. Before, a changed grant ends no
+    /// usage sample (the resource use of a job since a time): its CPU time would be too low, and that of the next
+    /// sample too high.
+    pub(crate) has_added_cpu_times: bool,
     /// The output so far.
     pub(crate) out: CycleOutput,
 }
@@ -59,6 +64,7 @@ impl<'a> CycleDraft<'a> {
         Self {
             recheck_all: full || state.dirty.contains_everything(),
             recheck: BTreeSet::new(),
+            has_added_cpu_times: false,
             state,
             policy,
             now: seen.taken_at,
@@ -108,7 +114,9 @@ impl CycleDraft<'_> {
     /// Stores a new or changed job in the state, and adds the job to the records for the journal (the file with which a
     /// restarted daemon restores its state). The job is planned again in this cycle. If the job is new, the jobs of the
     /// processes that may belong to the job are determined again. If the job is new or was released before, the record
-    /// of its resource use begins now. Does nothing if the state already contains the same job without a change.
+    /// of its resource use begins now. If the job begins or ceases to hold cores, its usage sample (its resource use
+    /// since a time) ends now ([`end_sample_if_held_changes`]). Except if the CPU times of this cycle are not yet part
+    /// of the usage: the sample then goes on. Does nothing if the state already contains the same job without a change.
     pub(crate) fn store_job(&mut self, job: Job) {
         let before = self.state.jobs.get(&job.id);
         if before == Some(&job) {
@@ -119,6 +127,10 @@ impl CycleDraft<'_> {
         let changes_grant = before.is_some_and(|before| before.grant != job.grant);
         self.state.dirty.add_job(&job.id);
         if changes_grant {
+            if self.has_added_cpu_times {
+                let next = job.grant.as_ref().map(|grant| grant.ownership);
+                end_sample_if_held_changes(self.state, self.seen, &job.id, next);
+            }
             add_held_core_time(self.state, &job.id, self.now.since_boot);
         }
         if is_new {

@@ -8,7 +8,7 @@ use crate::allocate::offer::allocate;
 use crate::basics::{CpuSet, Pu, cpus_text, prelude::*};
 use crate::machine::Topology;
 use crate::phases::draft::{CycleDraft, warn};
-use crate::phases::{jobs, usage};
+use crate::phases::jobs;
 use crate::terms::{Event, EventKind, Grant, Job, JobId};
 
 /// Grants other cores to the jobs whose cores went offline, near their remaining cores if possible. If no cores are
@@ -60,7 +60,6 @@ fn replace_lost_cores_of_job(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuS
         None if kept.is_empty() => {
             let what = "nothing is left of its cores and no others are free: it waits for some";
             report_offline_pus(draft, id, lost, what);
-            usage::end_sample_if_held_changes(draft, id, None);
             draft.store_job(Job { grant: None, ..job });
         }
         None => {

@@ -217,7 +217,6 @@ fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSe
         let (given, taken) = (cpus_text(cpus), cpus_text(&held));
         let text = format!("{winner} was given {given} by its scheduler; {taken} had to be taken back");
         draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(&loser).with_cpus(&held));
-        usage::end_sample_if_held_changes(draft, &loser, None);
         draft.change_job(&loser, |job| job.grant = None);
     }
 }
@@ -302,7 +301,6 @@ fn set_grant(draft: &mut CycleDraft<'_>, id: &JobId, grant: Grant) {
     if let Some((kind, text)) = event {
         draft.out.events.push(Event::new(kind, text).with_job(id).with_cpus(&grant.cpus));
     }
-    usage::end_sample_if_held_changes(draft, id, Some(grant.ownership));
     draft.change_job(id, |job| job.grant = Some(grant));
 }
 

@@ -5,7 +5,7 @@ use crate::allocate::{PuOffer, request_for_all_available};
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::phases::commands::request::{build_job_request, check_borrower, why_not_wait};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
-use crate::phases::{draft::CycleDraft, jobs, lending, membership, membership::add_member, usage};
+use crate::phases::{draft::CycleDraft, jobs, lending, membership, membership::add_member};
 use crate::state::Member;
 use crate::terms::{
     BatchRole, CpuRequest, DaemonMode, EndCondition, Event, EventKind, ExhaustionPolicy, GrantedBy, Job,
@@ -180,7 +180,6 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     }
     job.sessions.extend(args.session);
     if gives_back {
-        usage::end_sample_if_held_changes(draft, &args.job, None);
         draft.state.pool.release(&args.job);
     }
     draft.store_job(job);

@@ -3,7 +3,6 @@
 use crate::basics::{CpuSet, cpus_text, cpus_with_is_are, prelude::*};
 use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::lending::{events, permission::may_borrow, squeeze::reason_not_to_squeeze};
-use crate::phases::usage;
 use crate::state::WardenState;
 use crate::terms::{
     CpusetHierarchy, EnforcementMethod, Grant, GrantedBy, Job, JobId, Ownership, Policy, StarvedPolicy,
@@ -20,7 +19,6 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
     if !may_borrow(draft.state, draft.policy, id) {
         if let Some(grant) = &job.grant {
             draft.out.events.push(events::no_process_event(id, grant));
-            usage::end_sample_if_held_changes(draft, id, None);
             draft.store_job(Job { grant: None, ..job });
         }
         return;
@@ -41,7 +39,6 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
              cores)"
         };
         warn(draft, id, "unserved", why, remedy);
-        usage::end_sample_if_held_changes(draft, id, None);
         draft.store_job(Job { grant: None, ..job });
         return;
     };
@@ -49,7 +46,6 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
         return;
     }
     draft.out.events.extend(events::grant_event(draft.state, &job, ownership, &cpus, &reason));
-    usage::end_sample_if_held_changes(draft, id, Some(ownership));
     let grant = Grant {
         cpus,
         granted_by: GrantedBy::Warden,

@@ -4,16 +4,17 @@
 //! with the first cycle that comes at least half a second after its beginning.
 
 mod hot_threads;
+pub(crate) mod sample;
 
-use self::hot_threads::HotThreads;
+use self::sample::{end_sample, has_read_active_processes};
 use crate::basics::{Moment, Nanos, Pid, ProcessId, UnixMillis, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::phases::held::add_held_core_time;
 use crate::state::usage::{RunningJobUsage, is_same_start};
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    DaemonMode, EventKind, Job, JobId, JobReport, JobUsage, Observed, Ownership, Process, ProcessCpuTimes,
-    Record, ScanScope, Snapshot, UsageSample, is_short_scan,
+    DaemonMode, EventKind, Job, JobId, JobReport, JobUsage, Observed, Process, ProcessCpuTimes, Record,
+    ScanScope, Snapshot, UsageSample, is_short_scan,
 };
 
 /// With the default scan interval of 1 s, a scan notices within this time, in ns, that an idle process runs again. Idle
@@ -168,12 +169,13 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
     record_cgroup_usage(draft, &mut jobs_read);
     for job in jobs_read {
         if may_end_sample(draft, &job) {
-            end_sample(draft, &job, MIN_SAMPLE_NS);
+            end_sample(draft.state, &job, draft.now.since_boot, MIN_SAMPLE_NS);
         }
         if may_record {
             journal_usage(draft, &job);
         }
     }
+    draft.has_added_cpu_times = true;
 }
 
 /// Returns whether the present usage sample of `job` (its resource use since a time) may end with the scan of this
@@ -191,7 +193,7 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
 /// does not end such a sample, even if this function returns true.
 fn may_end_sample(draft: &mut CycleDraft<'_>, job: &JobId) -> bool {
     let Some(read_until) = draft.seen.cpu_times_read_until else { return false };
-    if !has_read_active_processes(draft, job) {
+    if !has_read_active_processes(draft.state, draft.seen, job) {
         return false;
     }
     let now = draft.now.since_boot;
@@ -203,20 +205,6 @@ fn may_end_sample(draft: &mut CycleDraft<'_>, job: &JobId) -> bool {
     }
     open.slow_scans += 1;
     false
-}
-
-/// Returns whether the scan of this cycle read each active process of `job` (a process that recently ran or waited for
-/// a PU), or found that it has ended. A new process, whose threads no scan has read yet, need not be read: it has used
-/// hardly any CPU time.
-fn has_read_active_processes(draft: &CycleDraft<'_>, job: &JobId) -> bool {
-    let members = &draft.state.members;
-    let is_read = |pid: &Pid| match draft.seen.processes.get(pid) {
-        Some(Observed::Present(process)) => process.threads.is_some(),
-        Some(Observed::Gone) => true,
-        None => draft.full,
-    };
-    let is_new = |pid: &Pid| members.get(pid).is_some_and(|member| member.threads.is_empty());
-    members.active_pids_of(job).all(|pid| is_read(&pid) || is_new(&pid))
 }
 
 /// Records the CPU times that this cycle read for the processes of jobs and for their parents, and the processes that
@@ -380,51 +368,6 @@ fn end_sample_when_idle(state: &mut WardenState, job: &JobId, idle_until: Option
     }
 }
 
-/// Ends the usage sample of a job (its resource use since a time) if the job begins or ceases to hold cores: it has no
-/// grant or is frozen (stopped) before the change or after it, and not both. `next` is the ownership of the next grant.
-/// Must be called before the change. Does nothing if the scan did not read each active process of the job: the CPU time
-/// is not known then, and [`JobUsage::add_sample`] divides that of the whole sample.
-pub(crate) fn end_sample_if_held_changes(draft: &mut CycleDraft<'_>, job: &JobId, next: Option<Ownership>) {
-    let before = draft.state.grant_of(job).map(|grant| grant.ownership);
-    let [held, holds] = [before, next].map(|grant| grant.is_some_and(|it| it != Ownership::Frozen));
-    if held != holds && has_read_active_processes(draft, job) {
-        end_sample(draft, job, 1);
-    }
-}
-
-/// Ends the usage sample of `job` now, adds it to the usage of the job, and begins the next sample. Does nothing if the
-/// sample is shorter than `min_ns` ns, or if no usage of the job is recorded. After a restart of the daemon, only
-/// begins the first sample.
-fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
-    let now = draft.now.since_boot;
-    let state = &mut *draft.state;
-    let Some(open) = state.usage.usage_of_job(job) else { return };
-    if open.sample_began_at == Nanos(0) {
-        // An earlier daemon collected the samples before.
-        if let Some(open) = state.usage.usage_of_job_mut(job) {
-            (open.sample_began_at, open.sample_cpu_ns, open.sample_wait_ns) = (now, 0, 0);
-        }
-        return;
-    }
-    let length_ns = now.0.saturating_sub(open.sample_began_at.0);
-    if length_ns < min_ns.max(1) {
-        return;
-    }
-    let (cpu_ns, wait_ns) = (open.sample_cpu_ns, open.sample_wait_ns);
-    add_held_core_time(state, job, now);
-    let hot = HotThreads::of_job(state, job);
-    let (hot_threads, has_bound_waiters) = (hot.count, hot.has_bound_waiters());
-    let cpus = state.grant_of(job).map(|grant| grant.cpus.clone());
-    if let Some(open) = state.usage.usage_of_job_mut(job) {
-        let held = open.take_held_times(length_ns);
-        let sample = UsageSample { length_ns, cpu_ns, wait_ns, hot_threads, has_bound_waiters, ..held };
-        open.usage.add_sample(&sample);
-        (open.sample_began_at, open.sample_cpu_ns, open.sample_wait_ns) = (now, 0, 0);
-        open.slow_scans = 0;
-        open.cpus = cpus.unwrap_or_else(|| core::mem::take(&mut open.cpus));
-    }
-}
-
 /// Writes the usage of a job to the journal (the file with which a restarted daemon restores its state), if the last
 /// record is at least [`RECORD_INTERVAL_NS`] old. On a machine with 100 jobs or more, the interval is longer. Does
 /// nothing if no usage of the job is recorded.
@@ -448,8 +391,8 @@ pub(crate) fn report_ended_job(draft: &mut CycleDraft<'_>, job: &Job) {
     // The last CPU time is read after the end of the job: a short sample would show more than the job used at once.
     let open = draft.state.usage.usage_of_job(&job.id);
     let has_samples = open.is_some_and(|open| open.usage.sampled_with_pus_ns() > 0);
-    end_sample(draft, &job.id, if has_samples { MIN_SAMPLE_NS } else { 1 });
     let now = draft.now;
+    end_sample(draft.state, &job.id, now.since_boot, if has_samples { MIN_SAMPLE_NS } else { 1 });
     let open = draft.state.usage.take_job_usage(&job.id);
     let was_begun = open.is_some();
     let open = open.unwrap_or_default();
