@@ -52,7 +52,8 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
         process.comm == Comm::from("pjwd") && [Uid::ROOT, caller_uid()].contains(&process.uid)
     });
     let cpuset_support = survey::read_cpuset_support();
-    let orphaned_jobs = orphans::find_orphaned_jobs(&mut scanner, &first, &cpuset_support.hierarchy);
+    let mounts = CgroupMounts::read();
+    let orphaned_jobs = orphans::find_orphaned_jobs(&mut scanner, &first, &mounts, &cpuset_support.hierarchy);
     let mut daemon_state = daemon::read_daemon_state(daemon, daemon_runs);
     let orphaned_jobs = daemon_state.add_orphaned_jobs(orphaned_jobs);
     let scans = scanner.scan_jobs_twice(&first, &daemon_state.records, &daemon_state.housekeeping);
@@ -64,7 +65,6 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     host.in_container = !scan::sees_kernel_threads(&scans.after) && !host.hides_processes;
     let scan_pair = scanner.scan_pair(&scans);
     let mut jobs = scan_pair.observed_jobs(&daemon_state.held);
-    let mounts = CgroupMounts::read();
     for job in jobs.iter_mut().take(MAX_CGROUPS) {
         job.has_cpuset_controller =
             job.cgroup.as_deref().and_then(|path| survey::has_cpuset_controller(&mounts, path));

@@ -20,15 +20,17 @@ use super::scan::{JobScanner, sees_kernel_threads};
 
 /// Finds the jobs whose pjwd has ended. A process of such a job is in the cgroup that this pjwd made for the job, or in
 /// a cgroup of a batch system whose cpuset this pjwd wrote. Only a pjwd of root makes cgroups. `snapshot` is a scan of
-/// all processes, and `kind` says who makes the cgroups of jobs on this machine.
+/// all processes, `mounts` has the mounted cgroup hierarchies, and `kind` says who makes the cgroups of jobs on this
+/// machine.
 ///
 /// The result is empty if it is unknown which cgroups the running pjwd use: [`names_of_running_daemons`].
 pub(super) fn find_orphaned_jobs(
     scanner: &mut JobScanner,
     snapshot: &Snapshot,
+    mounts: &CgroupMounts,
     kind: &CpusetHierarchy,
 ) -> Vec<OrphanedJob> {
-    let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return Vec::new() };
+    let Some(hierarchy) = CpusetMount::from_mounts(mounts) else { return Vec::new() };
     let Some(running) = names_of_running_daemons(snapshot) else { return Vec::new() };
     let processes: Vec<&Process> = snapshot.processes.values().filter_map(Observed::present).collect();
     let creator = match kind {
