@@ -15,7 +15,7 @@ use nix::errno::Errno;
 
 use crate::checks::CheckError;
 use crate::checks::room::raise_descriptor_limit;
-use crate::child::Child;
+use crate::child::{Child, end_without_pidfd};
 use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
@@ -27,7 +27,6 @@ use crate::spawner;
 use crate::tasks::descriptors::unshare_descriptor_table;
 use crate::tasks::group::start_whole_group;
 use crate::tasks::room::AddressSpaceError;
-use crate::tasks::space::end_host;
 use crate::work::SpawnerWork;
 
 /// The size of the stack of a spawner thread (a thread that starts instances), in bytes.
@@ -383,7 +382,7 @@ impl SpawnBatch {
                 }
                 Ok(host) if ends_with_launcher => {
                     let _ = released.recv();
-                    host.into_iter().for_each(end_host);
+                    host.into_iter().for_each(end_without_pidfd);
                 }
                 Ok(_) => {}
             }

@@ -353,7 +353,8 @@ impl AddressSpace {
 impl AddressSpace {
     /// Ends the use of this address space, but does not kill the host, the process that owns the address space. With
     /// [`SpawnContext::kill_when_launcher_ends`], returns the process id of the host, and the caller must later end the
-    /// host by [`end_host`]. Otherwise returns `None`: the host then ends after the last task.
+    /// host by [`end_without_pidfd`]: the tasks continue, because the address space exists until the last of them has
+    /// ended. Otherwise returns `None`: the host then ends after the last task.
     pub(crate) fn leave_host(mut self) -> Option<Pid> {
         self.is_left = self.setup.ends_with_launcher;
         self.is_left.then_some(self.host)
@@ -366,7 +367,8 @@ impl Drop for AddressSpace {
             return;
         }
         if self.setup.ends_with_launcher {
-            end_host(self.host);
+            // The tasks continue: the address space exists until the last task has ended.
+            end_without_pidfd(self.host);
         } else {
             HOSTS.lock().unwrap_or_else(PoisonError::into_inner).push(self.host);
         }
@@ -383,12 +385,6 @@ fn reap_hosts() {
         matches!(waited, Ok(nix::sys::wait::WaitStatus::StillAlive))
     };
     HOSTS.lock().unwrap_or_else(PoisonError::into_inner).retain(lives);
-}
-
-/// Kills the host `host`, the process that owns an address space of tasks, and waits for its end. The tasks continue:
-/// the address space exists until the last task has ended.
-pub(crate) fn end_host(host: Pid) {
-    end_without_pidfd(host);
 }
 
 /// Returns the process id of the process whose end also ends the host and the tasks. 0 if there is no such process.
