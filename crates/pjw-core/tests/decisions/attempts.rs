@@ -6,8 +6,7 @@ use pjw_core::job::CpuRequest;
 use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::time::Nanos;
 
-use super::machine::{Machine, SECOND, cpu_set, in_cgroup, job, machine};
-use super::restore::machine_with_cpusets;
+use super::machine::{Machine, SECOND, cpu_set, in_cgroup, job, machine, machine_with_cpusets};
 
 const SLURM_CGROUP: &str = "/slurmstepd.scope/job_4";
 

@@ -5,15 +5,18 @@ use std::time::Duration;
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, EnforcementMethod};
+use pjw_core::cpuset_group::{CpusetHierarchy, EnforcementMethod};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
-use pjw_core::policy::{ExhaustionPolicy, Policy};
+use pjw_core::policy::ExhaustionPolicy;
 use pjw_core::ports::MachineInterface;
 use pjw_core::reconcile::Decision;
 use pjw_core::topology::Topology;
 
-use super::machine::{Machine, SECOND, assign_of, cpu_set, machine_with, regular_topology};
+use super::machine::{
+    Machine, SECOND, assign_of, cpu_set, machine_with, machine_with_cpusets, policy_with_cpusets,
+    regular_topology,
+};
 use super::restore::restart;
 
 const JOB_CPUSET: &str = "/pjw/a";
@@ -27,12 +30,7 @@ fn bound_in_job_cpuset() -> Machine {
 
 /// Process 7 is in the cpuset of a job of this number of cores on this machine. Its thread 8 has bound itself to PU 1.
 fn bound_in_job_cpuset_on(topology: Topology, cores: u32) -> Machine {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Legacy,
-        affinity_persists: false,
-        ..CpusetSupport::default()
-    };
-    let mut m = machine_with(topology, Policy { cpuset_support, ..Policy::default() });
+    let mut m = machine_with(topology, policy_with_cpusets(CpusetHierarchy::Legacy, false));
     m.spawn(7, 1, 0).cgroup = JOB_CPUSET.into();
     m.clone_thread(7, 8);
     let pids = vec![Pid(7)];
@@ -188,13 +186,9 @@ fn a_binding_that_a_thread_requested_shortly_before_hotplug_is_restored() {
 
 /// A machine with cpusets, on which a job waits if there are not enough free cores.
 fn machine_where_jobs_wait() -> Machine {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Legacy,
-        affinity_persists: false,
-        ..CpusetSupport::default()
-    };
-    let policy = Policy { cpuset_support, exhaustion_policy: ExhaustionPolicy::Wait, ..Policy::default() };
-    machine_with(regular_topology(2, 1, 1, 4, 1), policy)
+    let mut m = machine_with_cpusets(false);
+    m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
+    m
 }
 
 /// Process 9 has bound itself to PU 1 and is in the cpuset of job a. It was assigned to job b, which waits for cores.

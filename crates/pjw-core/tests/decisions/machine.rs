@@ -10,7 +10,7 @@ use std::time::Duration;
 use pjw_core::audit::audit;
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome};
+use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetOutcome, CpusetSupport};
 use pjw_core::event::Event;
 use pjw_core::ids::{Comm, Pid, ThreadId, Tid, Uid};
 use pjw_core::job::{CpuRequest, Job, JobId};
@@ -76,6 +76,20 @@ impl Deref for Machine {
 /// A machine of two packages of four cores of one PU.
 pub fn machine() -> Machine {
     machine_with(regular_topology(2, 1, 1, 4, 1), Policy::default())
+}
+
+/// A machine of two packages of four cores of one PU, with v1 cpusets. `affinity_persists` is whether the kernel
+/// remembers requested masks.
+pub fn machine_with_cpusets(affinity_persists: bool) -> Machine {
+    let policy = policy_with_cpusets(CpusetHierarchy::Legacy, affinity_persists);
+    machine_with(regular_topology(2, 1, 1, 4, 1), policy)
+}
+
+/// The default policy on a machine with cpusets in this hierarchy. `affinity_persists` is whether the kernel remembers
+/// requested masks.
+pub fn policy_with_cpusets(hierarchy: CpusetHierarchy, affinity_persists: bool) -> Policy {
+    let cpuset_support = CpusetSupport { hierarchy, affinity_persists, ..CpusetSupport::default() };
+    Policy { cpuset_support, ..Policy::default() }
 }
 
 /// A machine with this topology and the cpuset features that the policy names.

@@ -3,28 +3,17 @@
 use std::time::Duration;
 
 use pjw_core::command::Command;
-use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::CpusetChange;
 use pjw_core::event::EventKind;
-use pjw_core::policy::Policy;
 use pjw_core::ports::MachineInterface;
 
-use crate::machine::{Machine, ROOT, SECOND, job, machine_with, regular_topology};
+use crate::machine::{ROOT, SECOND, job, machine_with_cpusets};
 use crate::restore::restart;
-
-/// A machine with cpusets, and a kernel that keeps requested masks.
-fn machine() -> Machine {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Legacy,
-        affinity_persists: true,
-        ..CpusetSupport::default()
-    };
-    machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
-}
 
 #[test]
 fn a_child_that_was_born_in_the_cpuset_returns_to_the_original_cgroup_of_its_parent() {
     let session = "/user.slice/user-1001.slice/session-1.scope";
-    let mut m = machine();
+    let mut m = machine_with_cpusets(true);
     m.spawn(6, 1, 0);
     m.spawn(7, 1, 0).cgroup = session.to_owned();
     m.assign("a", 2, &[6, 7]).unwrap();
@@ -46,7 +35,7 @@ fn a_child_that_was_born_in_the_cpuset_returns_to_the_original_cgroup_of_its_par
 #[test]
 fn each_of_hundreds_of_nested_processes_returns_to_the_original_cgroup_of_the_first() {
     let session = "/user.slice/user-1001.slice/session-1.scope";
-    let mut m = machine();
+    let mut m = machine_with_cpusets(true);
     m.spawn(6, 1, 0);
     m.spawn(7, 1, 0).cgroup = session.to_owned();
     m.assign("a", 2, &[6, 7]).unwrap();
@@ -66,7 +55,7 @@ fn each_of_hundreds_of_nested_processes_returns_to_the_original_cgroup_of_the_fi
 #[test]
 fn a_process_does_not_return_to_the_original_cgroup_of_a_later_process_with_the_pid_of_its_parent() {
     let [first, second] = [1, 2].map(|id| format!("/user.slice/user-1001.slice/session-{id}.scope"));
-    let mut m = machine();
+    let mut m = machine_with_cpusets(true);
     m.spawn(6, 1, 0).cgroup.clone_from(&first);
     m.assign("a", 2, &[6]).unwrap();
     m.advance(SECOND);
@@ -87,7 +76,7 @@ fn after_a_restart_the_first_move_of_a_process_is_no_repair() {
     let [session, other] = [1, 2].map(|id| format!("/user.slice/user-1001.slice/session-{id}.scope"));
     let moved_by_others = vec![EventKind::Stray, EventKind::Repaired];
     for (found_in, expected) in [(&session, vec![]), (&other, moved_by_others)] {
-        let mut m = machine();
+        let mut m = machine_with_cpusets(true);
         m.spawn(7, 1, 0).cgroup.clone_from(&session);
         m.assign("a", 2, &[7]).unwrap();
         m.settle();

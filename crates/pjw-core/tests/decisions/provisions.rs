@@ -4,12 +4,11 @@ mod children_left_behind;
 mod waiting_leavers;
 
 use pjw_core::command::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::CpusetHierarchy;
 use pjw_core::event::EventKind;
 use pjw_core::evidence::MembershipEvidence;
 use pjw_core::ids::{Comm, Pid, Tid, Uid};
 use pjw_core::job::{CpuRequest, Job, PriorityClass, Provision, ProvisionRule};
-use pjw_core::policy::Policy;
 use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
@@ -17,8 +16,11 @@ use pjw_core::snapshot::ProcessEvent;
 use pjw_core::state::WardenState;
 use pjw_core::time::Nanos;
 
-use crate::machine::{ALICE, Machine, ROOT, SECOND, assign_of, job, machine, machine_with, regular_topology};
-use crate::restore::{machine_with_cpusets, restart};
+use crate::machine::{
+    ALICE, Machine, ROOT, SECOND, assign_of, job, machine, machine_with, machine_with_cpusets,
+    policy_with_cpusets, regular_topology,
+};
+use crate::restore::restart;
 
 fn rule(text: &str) -> Option<ProvisionRule> {
     Some(ProvisionRule::parse(text, |_| None).unwrap())
@@ -411,12 +413,8 @@ fn rescan(m: &mut Machine, commands: &[Command]) {
 #[test]
 fn a_process_that_leaves_by_a_changed_rule_and_whose_cgroup_is_gone_is_named_while_its_scope_limits_it() {
     let session = "/user.slice/user-33.slice/session-3.scope";
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Systemd,
-        affinity_persists: true,
-        ..CpusetSupport::default()
-    };
-    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
+    let policy = policy_with_cpusets(CpusetHierarchy::Systemd, true);
+    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
     for pid in [10, 11, 12] {
         m.spawn(pid, 1, 33).cgroup = session.to_owned();
     }

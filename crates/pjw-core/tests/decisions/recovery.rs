@@ -2,7 +2,7 @@
 //! makes jobs of those with processes again, and removes the others.
 
 use pjw_core::command::{AssignCommand, Command};
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, LeftoverCpuset};
+use pjw_core::cpuset_group::{CpusetHierarchy, LeftoverCpuset};
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::job::{CpuRequest, EndCondition, GrantedBy, PriorityClass};
@@ -12,13 +12,12 @@ use pjw_core::ports::MachineInterface;
 use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
 
-use super::machine::{Machine, assign_of, cpu_set, in_cgroup, job, machine_with};
+use super::machine::{Machine, assign_of, cpu_set, in_cgroup, job, machine_with, policy_with_cpusets};
 
 const LOGIN: &str = "/session-1.scope";
 
 fn machine(hierarchy: CpusetHierarchy) -> Machine {
-    let cpuset_support = CpusetSupport { hierarchy, affinity_persists: true, ..CpusetSupport::default() };
-    machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
+    machine_with(regular_topology(2, 1, 1, 4, 1), policy_with_cpusets(hierarchy, true))
 }
 
 /// A machine with v1 cpusets. Process 7 of user 1001 was moved from the cgroup of a login into the cpuset of job a, and
@@ -152,9 +151,7 @@ fn a_job_of_a_batch_system_that_is_found_again_gets_the_number_of_cores_that_it_
 
 #[test]
 fn a_job_of_a_batch_system_that_is_found_again_shares_no_core_if_that_is_switched_off() {
-    let hierarchy = CpusetHierarchy::Systemd;
-    let cpuset_support = CpusetSupport { hierarchy, affinity_persists: true, ..CpusetSupport::default() };
-    let policy = Policy { cpuset_support, share_smt: true, ..Policy::default() };
+    let policy = Policy { share_smt: true, ..policy_with_cpusets(CpusetHierarchy::Systemd, true) };
     let mut machine = machine_with(regular_topology(1, 1, 1, 4, 2), policy);
     in_cgroup(machine.spawn(10, 1, 1001), "slurm:4", SLURM_JOB, Some(CpuRequest::Pus(1)));
     machine.settle();
@@ -406,12 +403,7 @@ fn a_daemon_that_only_observes_leaves_the_cpusets_until_it_enforces() {
 
 #[test]
 fn a_job_with_half_a_core_is_recovered_with_half_a_core() {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Legacy,
-        affinity_persists: true,
-        ..CpusetSupport::default()
-    };
-    let policy = Policy { cpuset_support, ..Policy::default() };
+    let policy = policy_with_cpusets(CpusetHierarchy::Legacy, true);
     let mut machine = machine_with(regular_topology(1, 1, 1, 4, 2), policy);
     machine.spawn(7, 1, 1001);
     machine.policy.share_smt = true;

@@ -2,15 +2,13 @@
 //! have, until a full scan after the release finds none of them.
 
 use pjw_core::command::{AssignCommand, Command};
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
-use pjw_core::policy::Policy;
 use pjw_core::record::Record;
 use pjw_core::snapshot::{BatchIdentity, ProcessEvent};
 use pjw_core::time::Nanos;
 
-use crate::machine::{Machine, ROOT, SECOND, assign_of, job, machine, machine_with, regular_topology};
+use crate::machine::{Machine, ROOT, SECOND, assign_of, job, machine, machine_with_cpusets};
 
 /// Makes a job on PUs 0-1 with process 10. Its daemon is killed right after it recorded the release in the journal.
 /// Returns the records.
@@ -129,13 +127,7 @@ fn an_orphan_of_root_with_a_mask_of_a_released_job_is_named_in_a_warning() {
 #[test]
 fn a_child_that_was_forked_in_a_cpuset_and_begins_outside_with_the_mask_of_the_cpuset_gets_the_original_mask()
 {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Legacy,
-        affinity_persists: true,
-        ..CpusetSupport::default()
-    };
-    let policy = Policy { cpuset_support, ..Policy::default() };
-    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
+    let mut m = machine_with_cpusets(true);
     m.state.fork_events_complete_since = Some(Nanos(0));
     m.spawn(10, 1, 1001);
     m.settle();

@@ -2,17 +2,17 @@
 //! pjw did not change are not changed.
 
 use pjw_core::command::{AssignCommand, Caller, Command};
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{CpuRequest, GrantedBy};
 use pjw_core::plan::{MaskAction, MaskActionKind};
-use pjw_core::policy::{DaemonMode, ExhaustionPolicy, Policy};
+use pjw_core::policy::{DaemonMode, ExhaustionPolicy};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 
 use crate::machine::{
-    Machine, ROOT, SECOND, assign_of, cpu_set, in_cgroup, job, machine, machine_with, regular_topology,
+    Machine, ROOT, SECOND, assign_of, cpu_set, in_cgroup, job, machine, machine_with_cpusets,
+    regular_topology,
 };
 
 const SLURM_CGROUP: &str = "/system.slice/slurmstepd.scope/job_7";
@@ -27,13 +27,6 @@ fn slurm_job(m: &mut Machine, cpus: Option<&str>) {
 
 fn write_slurm_cpuset(m: &mut Machine, cpus: &str) {
     m.world().write_cpuset(SLURM_CGROUP, Some(&cpu_set(cpus)));
-}
-
-/// A machine with cpusets. `affinity_persists` is whether the kernel remembers requested masks.
-pub(crate) fn machine_with_cpusets(affinity_persists: bool) -> Machine {
-    let cpuset_support =
-        CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists, ..CpusetSupport::default() };
-    machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
 }
 
 /// Replaces the daemon by one that reads the journal, on a machine with this number of packages of four cores.
@@ -422,13 +415,8 @@ fn a_restore_that_was_not_attempted_is_made_by_the_release() {
 
 #[test]
 fn a_mask_requested_after_pjw_had_set_another_one_is_journaled_before_a_cpuset_hides_it() {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Legacy,
-        affinity_persists: true,
-        ..CpusetSupport::default()
-    };
-    let policy = Policy { cpuset_support, adopt_unassigned_processes: true, ..Policy::default() };
-    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
+    let mut m = machine_with_cpusets(true);
+    m.policy.adopt_unassigned_processes = true;
     m.spawn(10, 1, 1001);
     m.spawn(11, 1, 1001);
     let mut records = Vec::new();

@@ -12,8 +12,7 @@ use pjw_core::snapshot::ProcessEvent;
 use pjw_core::state::WardenState;
 use pjw_core::time::Nanos;
 
-use crate::machine::{Machine, ROOT, assign_of, cpu_set, in_cgroup, job, machine};
-use crate::restore::machine_with_cpusets;
+use crate::machine::{Machine, ROOT, assign_of, cpu_set, in_cgroup, job, machine, machine_with_cpusets};
 
 /// The user of the processes.
 const USER: u32 = 1001;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pjw_core::audit::{GrantAudit, audit_actions};
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::CpusetHierarchy;
 use pjw_core::ids::Pid;
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::{ExhaustionPolicy, Policy};
@@ -13,7 +13,7 @@ use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::testing::{job, regular_topology};
 use pjw_core::time::Nanos;
 
-use crate::machine::{Machine, ROOT, assign_of, in_cgroup, machine_with};
+use crate::machine::{Machine, ROOT, assign_of, in_cgroup, machine_with, policy_with_cpusets};
 
 /// The pid of the first process that belongs to no job.
 const OUTSIDE: u32 = 50;
@@ -32,8 +32,7 @@ fn with_jobs_that(
     cores: u32,
     hierarchy: CpusetHierarchy,
 ) -> Machine {
-    let cpuset_support = CpusetSupport { hierarchy, affinity_persists: true, ..CpusetSupport::default() };
-    let policy = Policy { exhaustion_policy, cpuset_support, ..Policy::default() };
+    let policy = Policy { exhaustion_policy, ..policy_with_cpusets(hierarchy, true) };
     let mut machine = machine_with(regular_topology(1, 1, 1, cores, 1), policy);
     machine.audits_plans = false;
     machine.world().pid_max = 10_000;

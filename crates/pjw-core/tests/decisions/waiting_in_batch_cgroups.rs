@@ -3,22 +3,23 @@
 
 use std::sync::Arc;
 
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::CpusetHierarchy;
 use pjw_core::explain;
 use pjw_core::ids::Pid;
 use pjw_core::job::CpuRequest;
 use pjw_core::plan::Warning;
 use pjw_core::policy::{ExhaustionPolicy, Policy};
 
-use crate::machine::{Machine, SECOND, cpu_set, in_cgroup, job, machine_with, regular_topology};
+use crate::machine::{
+    Machine, SECOND, cpu_set, in_cgroup, job, machine_with, policy_with_cpusets, regular_topology,
+};
 
 const SESSION: &str = "/user.slice/session-2.scope";
 const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
 
 /// A machine of eight cores with cpusets in this hierarchy, on which jobs wait if too few cores are free.
 fn machine_where_jobs_wait(hierarchy: CpusetHierarchy) -> Machine {
-    let cpuset_support = CpusetSupport { hierarchy, affinity_persists: true, ..CpusetSupport::default() };
-    let policy = Policy { cpuset_support, exhaustion_policy: ExhaustionPolicy::Wait, ..Policy::default() };
+    let policy = Policy { exhaustion_policy: ExhaustionPolicy::Wait, ..policy_with_cpusets(hierarchy, true) };
     machine_with(regular_topology(2, 1, 1, 4, 1), policy)
 }
 

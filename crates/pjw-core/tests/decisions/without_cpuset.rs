@@ -2,27 +2,17 @@
 //! already in a cpuset of pjw keeps it.
 
 use pjw_core::command::{AssignCommand, Command};
-use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetSupport, EnforcementMethod};
+use pjw_core::cpuset_group::{CpusetChange, EnforcementMethod};
 use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement};
 use pjw_core::explain;
 use pjw_core::ids::Pid;
 use pjw_core::job::CpuRequest;
-use pjw_core::policy::Policy;
 
-use super::machine::{Machine, assign_of, in_cgroup, job, machine_with, regular_topology};
-
-fn with_v1_cpusets() -> Machine {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Legacy,
-        affinity_persists: true,
-        ..CpusetSupport::default()
-    };
-    machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
-}
+use super::machine::{Machine, assign_of, in_cgroup, job, machine_with_cpusets};
 
 /// A machine with v1 cpusets, where process 7 of `manual:a` is in the cgroup of a service.
 fn job_in_service(enforcement: EnforcementMethod) -> Machine {
-    let mut machine = with_v1_cpusets();
+    let mut machine = machine_with_cpusets(true);
     machine.policy.enforcement = enforcement;
     machine.spawn(7, 1, 0).cgroup = "/system.slice/x.service".into();
     machine.assign("a", 2, &[7]).unwrap();
@@ -56,7 +46,7 @@ fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
 
 #[test]
 fn an_isolated_job_on_cgroup_v1_has_an_ordinary_cpuset_and_a_warning() {
-    let mut machine = with_v1_cpusets();
+    let mut machine = machine_with_cpusets(true);
     machine.spawn(7, 1, 0);
     let isolated = AssignCommand {
         isolated: Some(true),
@@ -76,7 +66,7 @@ fn an_isolated_job_on_cgroup_v1_has_an_ordinary_cpuset_and_a_warning() {
 
 #[test]
 fn a_job_without_a_process_is_said_to_be_kept_by_the_cpuset_that_its_first_process_gets() {
-    let mut machine = with_v1_cpusets();
+    let mut machine = machine_with_cpusets(true);
     machine.assign("a", 2, &[]).unwrap();
     machine.settle();
     let cpuset = EffectiveEnforcement::Cpuset { path: Some("/pjw/a".to_owned()) };
@@ -114,7 +104,7 @@ fn explain_names_the_enforcement_of_a_job_and_its_process() {
 /// The grant may differ from the one for which the cpuset was made.
 #[test]
 fn an_unregistered_cpuset_gets_the_settings_of_the_job_inside() {
-    let mut machine = with_v1_cpusets();
+    let mut machine = machine_with_cpusets(true);
     machine.spawn(7, 1, 0).cgroup = "/pjw/a".into();
     let mut commands = vec![Command::Assign(AssignCommand {
         pids: [Pid(7)].into(),
@@ -137,7 +127,7 @@ fn an_unregistered_cpuset_gets_the_settings_of_the_job_inside() {
 
 #[test]
 fn a_process_of_a_schedulers_job_is_confined_as_soon_as_the_schedulers_cgroup_is_read() {
-    let mut machine = with_v1_cpusets();
+    let mut machine = machine_with_cpusets(true);
     machine.policy.enforcement = EnforcementMethod::Affinity;
     machine.settle();
     let cgroup = "/slurmstepd.scope/job_4";

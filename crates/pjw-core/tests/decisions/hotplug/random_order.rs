@@ -3,14 +3,15 @@
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::CpusetHierarchy;
 use pjw_core::ids::Pid;
 use pjw_core::job::CpuRequest;
-use pjw_core::policy::Policy;
 use pjw_core::state::masks::old_kernels::HOTPLUG_DELAY;
 use proptest::prelude::*;
 
-use crate::machine::{Machine, ROOT, SECOND, assign_of, cpu_set, machine_with, regular_topology};
+use crate::machine::{
+    Machine, ROOT, SECOND, assign_of, cpu_set, machine_with, policy_with_cpusets, regular_topology,
+};
 
 const JOB_CPUSET: &str = "/pjw/a";
 /// The first and the third thread are hot and pinned, the second has bound itself to PU 1, the last is idle.
@@ -44,9 +45,8 @@ struct Sequence {
 
 impl Sequence {
     fn new(affinity_persists: bool, hierarchy: CpusetHierarchy) -> Self {
-        let cpuset_support = CpusetSupport { hierarchy, affinity_persists, ..CpusetSupport::default() };
-        let machine =
-            machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
+        let policy = policy_with_cpusets(hierarchy, affinity_persists);
+        let machine = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
         machine.spawn(7, 1, 0).cgroup = JOB_CPUSET.into();
         THREADS[1..].iter().for_each(|tid| machine.clone_thread(7, *tid));
         let active = machine.state.topology.cpus().clone();

@@ -140,12 +140,8 @@ fn a_child_that_is_born_before_its_parent_returns_to_its_cgroup_follows_the_pare
 
 #[test]
 fn a_process_that_leaves_for_a_provision_that_waits_and_whose_cgroup_is_gone_is_named() {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Systemd,
-        affinity_persists: true,
-        ..CpusetSupport::default()
-    };
-    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
+    let policy = policy_with_cpusets(CpusetHierarchy::Systemd, true);
+    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
     spawn_in_session(&m, 10, "nginx");
     spawn_in_session(&m, 11, "batch");
     make_provisions(&mut m);
