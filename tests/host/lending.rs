@@ -448,9 +448,16 @@ fn the_configuration_promises_cores_to_a_service_that_is_recognised_when_it_star
     assert!(warning.text.contains("65000 cores"), "{}", warning.text);
     daemon.configure(&format!("{}{}", table(1), table(65_000).replace("web", "absent")));
     assert!(told().contains("does not get the cores that the configuration promises: 65000 cores"));
-    let explained = daemon.pjwctl(&["explain", &name.replace("web", "absent")]);
+    let absent = name.replace("web", "absent");
+    let explained = daemon.pjwctl(&["explain", &absent]);
     let text = String::from_utf8(explained.stdout).unwrap();
     assert!(text.contains("65000 cores") && text.contains("[[provision]]"), "{text}");
+    for verb in ["show", "release", "assign", "unprovision"] {
+        let refused = daemon.pjwctl(&[verb, &absent]);
+        let text = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{verb}: {text}");
+        assert!(text.contains("65000 cores") && text.contains("[[provision]]"), "{verb}: {text}");
+    }
     let cores = crate::processes::core_count();
     let other = table(cores).replace("web", "other");
     daemon.configure(&format!("{}{other}", table(1)));

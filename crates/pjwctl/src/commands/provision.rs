@@ -7,7 +7,7 @@ use nix::unistd::{User, geteuid};
 use pjw_core::ids::Uid;
 use pjw_core::job::ProvisionRule;
 use pjw_ipc::call::{self, JobParameter};
-use pjw_ipc::wire::Job;
+use pjw_ipc::wire::{Job, Warning};
 
 use super::connection::{DaemonAddress, call_for_field, parse_job_id, read_status};
 use crate::cli::ProvisionArgs;
@@ -39,13 +39,25 @@ pub(super) fn unprovision(daemon: &DaemonAddress, name: &str) -> anyhow::Result<
     let mut client = daemon.connect()?;
     let status = read_status(&mut client)?;
     match status.jobs.iter().find(|other| other.id == job) {
-        None => bail!("there is no job {job}: pjwctl provision --list shows the provisions"),
+        None => bail!(missing_job_text(&job, &status.warnings)),
         Some(found) if found.provision.is_none() => bail!(other_job_text(found, geteuid().as_raw())),
         Some(_) => {}
     }
     let released: Vec<String> = call_for_field(&mut client, "Release", &JobParameter { job }, "released")?;
     output::print(&render::jobs::released_jobs_text(&released))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the error text for the job with the id `job`, which does not exist. If the configuration of pjwd has a
+/// provision of this name, which pjwd refused, one of `warnings` has the reason. `warnings` are those of the status.
+fn missing_job_text(job: &str, warnings: &[Warning]) -> String {
+    match warnings.iter().find(|warning| warning.code == "provision" && warning.job == job) {
+        Some(Warning { text, remedy, .. }) => format!(
+            "there is no job {job}, because pjwd refused the provision of this name in its configuration: {text}; to \
+             change that: {remedy}"
+        ),
+        None => format!("there is no job {job}: pjwctl provision --list shows the provisions"),
+    }
 }
 
 /// Returns the error text for the job `job`, which is not a provision. `uid` is the user of this process. The text
@@ -64,6 +76,22 @@ fn other_job_text(job: &Job, uid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_provision_that_pjwd_refused_is_not_unknown() {
+        let refused = Warning {
+            code: "provision".to_owned(),
+            job: "manual:web".to_owned(),
+            text: "manual:web does not get its cores".to_owned(),
+            remedy: "change its table".to_owned(),
+        };
+        let warnings = [Warning { job: String::new(), ..refused.clone() }, refused];
+        let expected = "there is no job manual:web, because pjwd refused the provision of this name in its \
+                        configuration: manual:web does not get its cores; to change that: change its table";
+        assert_eq!(missing_job_text("manual:web", &warnings), expected);
+        let unknown = missing_job_text("manual:a", &warnings);
+        assert_eq!(unknown, "there is no job manual:a: pjwctl provision --list shows the provisions");
+    }
 
     #[test]
     fn only_a_user_who_may_release_a_job_that_is_no_provision_is_advised_to_do_so() {

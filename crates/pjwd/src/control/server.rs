@@ -25,7 +25,7 @@ use super::admission::{self, RateLimiter, RefusalLog};
 use super::assign::assign_command;
 use super::inbox::{EventLoopMessage, MessageSender};
 use super::query::{MemberDetails, PageCursor, Query, QueryAnswer, ThreadDetails};
-use super::refused_provision::{explain_refused_provision, refused_provision_reasons};
+use super::refused_provision::{explain_refused_provision, refusal_text, refused_provision_reasons};
 use super::settings::ControlSettings;
 use crate::memory::reader::MemoryReader;
 use crate::memory::records::MemoryRecords;
@@ -179,7 +179,7 @@ impl ControlService {
             | Refusal::ProvisionOfAdmin { .. }
             | Refusal::DefragNeedsAdmin => CallError::NotAllowed(refusal.to_string()),
             Refusal::Stopping => stopping(),
-            refusal => CallError::Refused(refusal.to_string()),
+            refusal => CallError::Refused(refusal_text(&refusal, &self.status.borrow())),
         })
     }
 
@@ -250,12 +250,14 @@ impl ControlService {
     }
 
     /// Returns the job `id` from the last published status. The error says that there is no such job, for example after
-    /// its end.
+    /// its end. If `id` is a provision of the configuration that pjwd refused, the error has the reason.
     pub(super) fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
-        let name = id.to_string();
-        let found = self.status.borrow().jobs.iter().find(|job| job.id == name).cloned();
-        let found = found.map(Arc::unwrap_or_clone);
-        found.ok_or_else(|| CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()))
+        let (name, status) = (id.to_string(), self.status.borrow());
+        let found = status.jobs.iter().find(|job| job.id == name).cloned();
+        found.map(Arc::unwrap_or_clone).ok_or_else(|| {
+            let refusal = Refusal::NoSuchJob { job: id.clone() };
+            CallError::Refused(refusal_text(&refusal, &status))
+        })
     }
 
     /// Answers the call `GetJob`: returns the job, and one page of its processes with their threads. The first page
