@@ -62,6 +62,32 @@ fn without_root_doctor_reports_what_it_could_not_read() {
     assert!(finding["text"].as_str().unwrap().contains("user 65534"), "{finding}");
 }
 
+#[test]
+fn without_a_daemon_doctor_names_the_first_mistake_in_the_configuration_of_the_user() {
+    if !is_root() || !programs_are_reachable() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (directory, file) = (dir.path().join("pjw"), dir.path().join("pjw/pjwd.toml"));
+    fs::create_dir(&directory).unwrap();
+    fs::write(&file, "interval = \"1s\"\nmodus = 1\n").unwrap();
+    for path in [dir.path(), directory.as_path(), file.as_path()] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let mut command = doctor(Path::new(NO_SOCKET), &["--json"]);
+    command.env("XDG_CONFIG_HOME", dir.path()).uid(NOBODY).gid(NOBODY);
+    let expected = format!("{}:2:1: modus", file.display());
+    let is_named = |report: &Value| {
+        findings(report, "wrong-configuration")
+            .any(|finding| finding["text"].as_str().unwrap().contains(&expected))
+    };
+    let report = json_of(&command.output().unwrap());
+    assert!(is_named(&report), "{report}");
+    fs::write(&file, "interval = \"1s\"\n").unwrap();
+    let report = json_of(&command.output().unwrap());
+    assert!(!is_named(&report), "{report}");
+}
+
 /// Makes a program whose name would clear the screen, and looks like further fields of `/proc/PID/stat`.
 fn make_hostile_program(dir: &Path) -> PathBuf {
     let path = dir.join("x) R 1\n\x1b[2J");

@@ -152,6 +152,8 @@ pub struct DiagnosisInput {
     pub cpuset_support: CpusetSupport,
     /// Whether the daemon `pjwd` runs on the machine, and its reply to the diagnosis.
     pub daemon: DaemonStatus,
+    /// The configurations with which `pjwd` can't start. Empty if `pjwd` runs: they are not checked then.
+    pub wrong_configurations: Vec<WrongConfiguration>,
     /// The user id of the user that runs the diagnosis. A user other than root can't read all facts.
     pub caller_uid: Uid,
     /// The lowest user id that belongs to a person (the config key `first_person_uid`). Lower user ids belong
@@ -393,6 +395,17 @@ pub enum DaemonStatus {
         /// Whether `pjwd` lends the idle cores of jobs to other jobs.
         lending: LendingStatus,
     },
+}
+
+/// A configuration file with which `pjwd` can't start, because the file has mistakes or can't be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrongConfiguration {
+    /// The first mistake in the file, as text. It begins with the path of the file, and has the line.
+    pub first_mistake: String,
+    /// Whether the file has further mistakes.
+    pub has_further_mistakes: bool,
+    /// The command that lists the mistakes.
+    pub check_command: String,
 }
 
 /// Whether a running `pjwd` lends the idle cores of some jobs (the owners) to other jobs. The owners are the jobs of

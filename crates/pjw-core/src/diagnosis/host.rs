@@ -3,7 +3,8 @@
 
 use crate::basics::{Comm, CpuSet, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{
-    ConflictingProgram, DaemonStatus, DiagnosisInput, Finding, OrphanedJob, Severity, push_limited,
+    ConflictingProgram, DaemonStatus, DiagnosisInput, Finding, OrphanedJob, Severity, WrongConfiguration,
+    push_limited,
 };
 use crate::diagnosis::words::{counted_noun, join_names};
 use crate::machine::TopologyLevel;
@@ -114,6 +115,7 @@ pub fn conflicting_programs(
 /// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about the host: the kernel and its boot parameters,
 /// other programs that work against pjw, batch schedulers, cpusets, and the state of pjwd.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    findings.extend(input.wrong_configurations.iter().map(wrong_configuration_finding));
     push_limited(orphaned_job_findings(input), findings);
     findings.extend(daemon_finding(input));
     add_conflicting_program_findings(input, findings);
@@ -122,6 +124,14 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     add_cpuset_support_findings(input, findings);
     add_kernel_findings(input, findings);
     add_boot_parameter_findings(input, findings);
+}
+
+/// Returns the finding that pjwd can't start with a configuration file.
+fn wrong_configuration_finding(wrong: &WrongConfiguration) -> Finding {
+    let more = if wrong.has_further_mistakes { " (and further mistakes)" } else { "" };
+    let text = format!("pjwd can't start with its configuration: {}{more}", wrong.first_mistake);
+    let remedy = format!("correct the file: {} lists the mistakes; then start pjwd", wrong.check_command);
+    Finding::problem("wrong-configuration", text, remedy)
 }
 
 /// Returns the finding about the state of pjwd: the first of these cases that applies. `None` if no case applies.

@@ -36,7 +36,7 @@ pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
 
 /// Checks that the file `file` exists, can be opened and is no directory. A pipe is not opened, because it can be
 /// read only once.
-fn check_readable(file: &Path) -> io::Result<()> {
+pub(super) fn check_readable(file: &Path) -> io::Result<()> {
     let metadata = file.metadata()?;
     if metadata.is_dir() {
         return Err(ErrorKind::IsADirectory.into());

@@ -8,6 +8,7 @@ use pjw_ipc::wire::{Node, Status, Warning};
 use serde_json::Value;
 
 use super::daemon::{CallReplies, Daemon};
+use super::usage::pjwctl_beside_pjwd;
 use super::{answer, pjwctl};
 
 /// The output of `doctor --json`.
@@ -39,6 +40,26 @@ fn doctor_works_without_a_daemon_and_says_how_to_start_one() {
         }
         assert!(finding["jobs"].is_array() && finding["pids"].is_array(), "{finding}");
         assert!(finding["cpus"].as_str().unwrap().parse::<pjw_core::cpuset::CpuSet>().is_ok(), "{finding}");
+    }
+}
+
+#[test]
+fn doctor_names_the_mistake_in_the_configuration_with_which_pjwd_cannot_start() {
+    let mistake = "/etc/pjw/pjwd.toml:3:1: modus: there is no such key";
+    // The exit code 2 says that pjwd does not know the option.
+    for (code, is_wrong) in [(1, true), (2, false)] {
+        let script = format!("test \"$1\" = --check-config && echo 'pjwd: {mistake}' >&2; exit {code}");
+        let (_dir, mut command) = pjwctl_beside_pjwd(&script);
+        let command = command.env("PJW_SOCKET", "/nonexistent/pjwd.sock").args(["doctor", "--json"]);
+        let answer = answer(command);
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
+        let output_json: Value = serde_json::from_str(&answer.stdout).unwrap();
+        let finding = finding(&output_json, "wrong-configuration");
+        assert_eq!(finding.is_some(), is_wrong, "{output_json}");
+        let Some(finding) = finding else { continue };
+        assert_eq!(finding["severity"], "problem");
+        assert!(finding["text"].as_str().unwrap().ends_with(mistake), "{finding}");
+        assert!(finding["remedy"].as_str().unwrap().contains("--check-config"), "{finding}");
     }
 }
 

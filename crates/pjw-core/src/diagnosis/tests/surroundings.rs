@@ -153,6 +153,28 @@ fn conflicting_programs_are_reported_if_a_system_user_runs_them() {
 }
 
 #[test]
+fn a_configuration_with_which_pjwd_cannot_start_is_the_first_problem() {
+    let mut input = node();
+    input.daemon = absent();
+    input.jobs = vec![job("slurm:1", "0-3", 1, 1), job("slurm:2", "2-5", 1, 1)];
+    let wrong = |has_further_mistakes| WrongConfiguration {
+        first_mistake: "/etc/pjw/pjwd.toml:3:1: modus: there is no such key".to_owned(),
+        has_further_mistakes,
+        check_command: "pjwctl check-config /etc/pjw/pjwd.toml".to_owned(),
+    };
+    input.wrong_configurations = vec![wrong(false)];
+    let found = diagnose(&input);
+    assert!(found.iter().any(|finding| finding.code == "overlap"), "{found:#?}");
+    let expected =
+        "pjwd can't start with its configuration: /etc/pjw/pjwd.toml:3:1: modus: there is no such key";
+    assert_eq!((found[0].severity, found[0].text.as_str()), (Severity::Problem, expected));
+    assert!(found[0].remedy.contains("pjwctl check-config /etc/pjw/pjwd.toml"), "{}", found[0].remedy);
+    input.wrong_configurations = vec![wrong(true)];
+    let finding = only(&input, "wrong-configuration");
+    assert_eq!(finding.text, format!("{expected} (and further mistakes)"));
+}
+
+#[test]
 fn without_systemd_no_remedy_names_its_commands() {
     let mut input = node();
     let programs =

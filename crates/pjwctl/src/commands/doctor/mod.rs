@@ -1,8 +1,9 @@
 //! `pjwctl doctor`: scans the node, diagnoses it with `pjw_core::diagnosis`, and prints the findings.
 //!
-//! It changes nothing and starts nothing. If no pjwd runs, it does not connect to the socket, because systemd would
-//! then start one.
+//! It changes nothing and starts no daemon. If no pjwd runs, it does not connect to the socket, because systemd would
+//! then start one. It then lets the program `pjwd` check the configuration, which may be why no pjwd runs.
 
+mod configuration;
 mod daemon;
 mod orphans;
 mod scan;
@@ -11,7 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use nix::unistd::geteuid;
-use pjw_core::diagnosis::{DiagnosisInput, conflicting_programs, diagnose, machine_facts};
+use pjw_core::diagnosis::{DaemonStatus, DiagnosisInput, conflicting_programs, diagnose, machine_facts};
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::snapshot::{Observed, Snapshot};
 use pjw_linux::topology::{TopologySource, load_topology};
@@ -72,6 +73,11 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     for job in &mut jobs {
         job.enforcement = daemon_state.kept_by.get(&job.id).cloned().unwrap_or_default();
     }
+    // After the scans, which would show the checking pjwd as a daemon.
+    let wrong_configurations = match &daemon_state.status {
+        DaemonStatus::Absent(_) => configuration::find_wrong_configurations(),
+        DaemonStatus::Unresponsive(_) | DaemonStatus::Responsive { .. } => Vec::new(),
+    };
     Ok(DiagnosisInput {
         online: scans.after.online.intersection(topology.cpus()),
         topology,
@@ -86,6 +92,7 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
         schedulers: scan::schedulers(&processes, policy.first_person_uid),
         cpuset_support,
         daemon: daemon_state.status,
+        wrong_configurations,
         caller_uid: caller_uid(),
         first_person_uid: policy.first_person_uid,
     })
