@@ -10,6 +10,18 @@ use super::daemon::{CallReplies, Daemon};
 use super::run::own_cpus;
 use super::{answer, assert_refused, pjwctl};
 
+/// The reply to the question for the job of the process `pid`, which belongs to `job`.
+fn member_of(pid: u32, job: &str) -> Reply {
+    let job = Some(job.to_owned());
+    Reply::PidReasons(ExplainPidReply {
+        pid,
+        job,
+        membership_reasons: vec![],
+        threads: vec![],
+        last_tid: None,
+    })
+}
+
 #[test]
 fn a_busy_daemon_has_not_refused_the_number_of_cores() {
     let reason = "too many replies of pjwd wait to be read by your programs";
@@ -64,13 +76,7 @@ fn instances_on_the_cores_of_the_own_job_do_not_wait_because_the_user_sends_comm
                     let (id, cpus) = (request.job.clone(), own_cpus());
                     Reply::Job { job: Job { id, cpus, state: "running".into(), ..Job::default() } }
                 }
-                Call::ExplainPid(request) => Reply::PidReasons(ExplainPidReply {
-                    pid: request.pid,
-                    job: Some(own_job.to_owned()),
-                    membership_reasons: vec![],
-                    threads: vec![],
-                    last_tid: None,
-                }),
+                Call::ExplainPid(request) => member_of(request.pid, own_job),
                 Call::GetStatus => Reply::Status { status: Arc::default() },
                 Call::Release(_) => Reply::Released { released: vec![] },
                 other => panic!("{other:?}"),
@@ -82,5 +88,31 @@ fn instances_on_the_cores_of_the_own_job_do_not_wait_because_the_user_sends_comm
         let calls = daemon.calls();
         let sent = calls.iter().filter(|call| matches!(call, Call::Assign(_))).count();
         assert_eq!(sent, assigns, "{own_job} {options:?}: {calls:?}");
+    }
+}
+
+#[test]
+fn the_own_job_is_asked_for_again_if_the_connection_was_closed_for_another_user() {
+    let closed =
+        "pjwd closed this idle connection, because another user needed one and all were taken: try again";
+    // If the new connection is closed too, spawn waits, and then sends its request again.
+    for (closed_connections, assigns) in [(1, 1), (2, 2)] {
+        let questions = AtomicUsize::new(0);
+        let daemon = Daemon::start(move |call| {
+            CallReplies::reply(match call {
+                Call::Assign(_) => return CallReplies::refusal("this process is in manual:a already"),
+                Call::ExplainPid(_) if questions.fetch_add(1, Ordering::Relaxed) < closed_connections => {
+                    return CallReplies::busy(closed);
+                }
+                Call::ExplainPid(request) => member_of(request.pid, "manual:a"),
+                Call::GetStatus => Reply::Status { status: Arc::default() },
+                other => panic!("{other:?}"),
+            })
+        });
+        let answer = answer(&mut pjwctl(&daemon.socket(), &["spawn", "-n", "1", "--", "echo", "started"]));
+        assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
+        let calls = daemon.calls();
+        let sent = calls.iter().filter(|call| matches!(call, Call::Assign(_))).count();
+        assert_eq!(sent, assigns, "{closed_connections}: {calls:?}");
     }
 }

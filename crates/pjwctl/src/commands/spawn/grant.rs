@@ -83,11 +83,11 @@ impl Grant {
         let (mut client, answer) = call_persistently(daemon, |client| match assign_job(client, &assign) {
             // A busy daemon says nothing about the cores.
             Err(refusal @ ClientError::Refused { .. }) if !refusal.is_busy() => {
-                Ok(Err((refusal, own_job(client, pid))))
+                Ok(Err((refusal, own_job(daemon, client, pid)?)))
             }
             // Instances on the cores of the own job need no new job, so they don't wait.
             Err(refusal) if refusal.is_commands_too_often() => {
-                match own_job(client, pid).filter(|job| uses_own_job(job, request)) {
+                match own_job(daemon, client, pid)?.filter(|job| uses_own_job(job, request)) {
                     Some(job) => Ok(Err((refusal, Some(job)))),
                     None => Err(refusal),
                 }
@@ -208,29 +208,48 @@ fn assign_job(client: &mut Client, parameters: &Assign) -> Result<Job, ClientErr
     call_for_field(client, "Assign", parameters, "job")
 }
 
-/// The job of this process, if it belongs to one.
-fn own_job(client: &mut Client, pid: u32) -> Option<String> {
-    let reasons: ExplainPidReply = client.call("ExplainPid", &ExplainPid { pid, after_tid: None }).ok()?;
-    reasons.job
+/// Returns the job of this process, which has the pid `pid`. `None` if it belongs to no job, or if pjwd can't say. Can
+/// replace the connection `client` by a new one.
+///
+/// # Errors
+/// If pjwd was busy, also on a new connection.
+fn own_job(daemon: &DaemonAddress, client: &mut Client, pid: u32) -> Result<Option<String>, ClientError> {
+    let request = ExplainPid { pid, after_tid: None };
+    let explain = |client: &mut Client| client.call::<ExplainPidReply>("ExplainPid", &request);
+    match call_again_if_disconnected(daemon, client, explain) {
+        Ok(reasons) => Ok(reasons.job),
+        Err(error) if error.is_busy_before_execution() => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Returns the reply to `call` on the connection `client`. If the connection is broken, or pjwd answers that it is busy,
+/// for example because it has closed the connection for another user, replaces `client` by a new connection, and makes
+/// the call once more. `call` must change nothing.
+fn call_again_if_disconnected<T>(
+    daemon: &DaemonAddress,
+    client: &mut Client,
+    call: impl Fn(&mut Client) -> Result<T, ClientError>,
+) -> Result<T, ClientError> {
+    match call(client) {
+        Err(error) if run::needs_new_connection(&error) => {
+            let Ok(connected) = Client::connect(&daemon.path()) else { return Err(error) };
+            *client = connected;
+            call(client)
+        }
+        reply => reply,
+    }
 }
 
 /// Returns the directory with the core map of the job `job`, and the variables that tell an instance the size of its
-/// part. If the connection `client` is broken, or pjwd answers that it is busy, replaces `client` by a new connection,
-/// and requests the status once more. If the status can't be read, there is no directory, and the variables are the
-/// default ones.
+/// part. If the status can't be read, there is no directory, and the variables are the default ones. Can replace the
+/// connection `client` by a new one.
 fn directory_and_variables(
     daemon: &DaemonAddress,
     client: &mut Client,
     job: &str,
 ) -> (Option<PathBuf>, Vec<CpuCountVariable>) {
-    let mut status = read_status(client);
-    if status.as_ref().is_err_and(run::needs_new_connection)
-        && let Ok(connected) = daemon.connect()
-    {
-        *client = connected;
-        status = read_status(client);
-    }
-    match status {
+    match call_again_if_disconnected(daemon, client, read_status) {
         Ok(status) => (job_directory(&status, job), cpu_count_variables(&status)),
         Err(_) => (None, CpuCountVariable::defaults()),
     }
