@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use pjw_ipc::client::Client;
 use pjw_ipc::{call, wire::Job};
 
-use super::connection::{DaemonAddress, call_for_field, parse_job_id, read_status};
+use super::connection::{DaemonAddress, call_for_field, call_persistently, parse_job_id, read_status};
 use super::run::{MAX_TIME_FOR_PARTITION, TIME_BETWEEN_CHECKS, print_missing_cpuset};
 use crate::cli::{AssignArgs, CoreCountArg, PlacementArg, value_name};
 use crate::{output, render};
@@ -33,8 +33,8 @@ pub(super) fn run(daemon: &DaemonAddress, request: &AssignArgs) -> anyhow::Resul
         within_job: request.core_args.within_job.map(|rule| value_name(&rule)),
         ..call::Assign::default()
     };
-    let mut client = daemon.connect()?;
-    let mut job: Job = call_for_field(&mut client, "Assign", &parameters, "job")?;
+    let (mut client, mut job): (Client, Job) =
+        call_persistently(daemon, |client| call_for_field(client, "Assign", &parameters, "job"))?;
     if is_unconfined(&job) {
         job = wait_for_partition(&mut client, job)?;
     }

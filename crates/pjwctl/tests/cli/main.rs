@@ -11,6 +11,7 @@ mod simulate;
 mod spawn;
 mod stack;
 mod usage;
+mod waiting;
 
 use std::path::Path;
 use std::process::{Command, Output};
