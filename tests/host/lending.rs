@@ -263,8 +263,12 @@ fn run_of_a_borrower_without_a_core_begins_its_command_when_a_core_is_free() {
     assign(&daemon, "all", "normal", &crate::processes::core_count().to_string(), &other);
     let job = daemon.job_id("late");
     let mut run = daemon.pjwctl_command(&["run", "--job", &job, "--class", "besteffort", "--cores", "1"]);
-    let mut run = run.args(["--", "sh", "-c", "echo $PJW_CPUS"]).stdout(Stdio::piped()).spawn().unwrap();
+    let errors = daemon.dir().join("errors");
+    run.stdout(Stdio::piped()).stderr(fs::File::create(&errors).unwrap());
+    let mut run = run.args(["--", "sh", "-c", "echo $PJW_CPUS"]).spawn().unwrap();
     wait_until("the job waits", || daemon.job("late").is_some_and(|job| job.state == "waiting"));
+    let text = fs::read_to_string(&errors).unwrap();
+    assert!(text.starts_with("pjwctl: no core is free to borrow: sh waits frozen until one is"), "{text:?}");
     assert!(run.try_wait().unwrap().is_none(), "the command has not begun");
     daemon.stop();
     daemon.spawn();

@@ -126,6 +126,9 @@ parameters! {
         /// adoption (the configuration key `adopt_strays`). If false or `None`, the call is refused only if a command
         /// or the cgroup of a batch system assigned the process to the other job.
         keep_members: Option<bool>,
+        /// Whether the call is refused with [`CallError::WouldFreeze`] if it would make a job of the class besteffort
+        /// that can borrow no core and is frozen at once. A process that makes a job of itself can say so first.
+        refuse_frozen: Option<bool>,
         /// The user id of the job's owner. Only an administrator may name another user than the caller.
         owner: Option<u32>,
     }
@@ -346,6 +349,9 @@ pub enum CallError {
     /// The daemon can't serve the call now, because it is stopping, because there are too many connections, requests or
     /// unread replies, or because it has closed this idle connection for another user. The text contains the reason.
     Busy(String),
+    /// The new job could borrow no core, so its processes would be frozen, and `refuse_frozen` of the call of `Assign`
+    /// is true. The text contains the reason and the remedy.
+    WouldFreeze(String),
     /// The method belongs to an unknown Varlink interface. The text is the name of the interface.
     InterfaceNotFound(String),
     /// The interface has no such method. The text is the full name of the method.
@@ -367,6 +373,7 @@ impl CallError {
             CallError::Refused(text) => (own("Refused"), "message", text.as_str()),
             CallError::NotAllowed(text) => (own("NotAllowed"), "message", text.as_str()),
             CallError::Busy(text) => (own("Busy"), "message", text.as_str()),
+            CallError::WouldFreeze(text) => (own("WouldFreeze"), "message", text.as_str()),
             CallError::InterfaceNotFound(text) => (standard("InterfaceNotFound"), "interface", text.as_str()),
             CallError::MethodNotFound(text) => (standard("MethodNotFound"), "method", text.as_str()),
             CallError::InvalidParameter(text) => (standard("InvalidParameter"), "parameter", text.as_str()),
@@ -461,40 +468,4 @@ pub(crate) fn parse_parameters<T: DeserializeOwned>(parameters: &Value) -> Resul
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn call(method: &str, parameters: Value) -> Result<Call, CallError> {
-        Call::parse(&format!("{INTERFACE_NAME}.{method}"), Some(parameters))
-    }
-
-    #[test]
-    fn an_absent_parameter_and_null_are_the_same() {
-        let request = Assign { job: "a".into(), cores: Some(2), pids: Some(vec![1, 2]), ..Assign::default() };
-        assert_eq!(call("Assign", serde_json::to_value(&request).unwrap()), Ok(Call::Assign(request)));
-        assert_eq!(
-            call("Assign", json!({"job": "a", "cores": null})),
-            Ok(Call::Assign(Assign { job: "a".into(), ..Assign::default() }))
-        );
-    }
-
-    #[test]
-    fn the_error_names_the_wrong_parameter() {
-        let wrong = |name: &str| Err(CallError::InvalidParameter(name.to_owned()));
-        assert_eq!(call("Assign", json!({})), wrong("job"));
-        assert_eq!(call("Assign", json!({"job": 7})), wrong("job"));
-        assert_eq!(call("Assign", json!({"job": "a", "cores": "two"})), wrong("cores"));
-        assert_eq!(call("Assign", json!({"job": "a", "cores": -1})), wrong("cores"));
-        assert_eq!(call("Assign", json!({"job": "a", "coers": 1})), wrong("coers"));
-        assert_eq!(call("GetStatus", json!({"x": 1})), wrong("x"));
-        assert_eq!(call("GetStatus", json!([])), wrong("parameters"));
-        assert_eq!(call("Release", json!(["a"])), wrong("parameters"), "there is no position, only names");
-        assert_eq!(
-            call("Nonsense", json!({})),
-            Err(CallError::MethodNotFound("org.pjw.Warden.Nonsense".into()))
-        );
-        assert_eq!(Call::parse("org.other.Get", None), Err(CallError::InterfaceNotFound("org.other".into())));
-        assert_eq!(Call::parse("", None), Err(CallError::InterfaceNotFound(String::new())));
-    }
-}
+mod tests;

@@ -122,6 +122,13 @@ impl ClientError {
         self.is_busy() && message.starts_with(COMMANDS_TOO_OFTEN)
     }
 
+    /// Returns whether the daemon made no job because its processes would be frozen at once, and the call set
+    /// `refuse_frozen`.
+    #[must_use]
+    pub fn is_would_freeze(&self) -> bool {
+        matches!(self, Self::Refused { error, .. } if error.ends_with(".WouldFreeze"))
+    }
+
     /// Returns whether the daemon was busy and certainly executed nothing of the call. The call can be repeated later,
     /// on a new connection.
     #[must_use]

@@ -288,6 +288,16 @@ pub enum Refusal {
         /// The job to which the process belongs.
         job: JobId,
     },
+    /// The new job would be a borrower (a job of the class besteffort) that can borrow no core, so that its processes
+    /// would be frozen at once. The caller wants to know this before they are.
+    #[error(
+        "{job} could borrow no core now, and its processes would be frozen until it can: leave out refuse_frozen, or \
+         have a job released first (pjwctl jobs shows who holds what)"
+    )]
+    WouldFreeze {
+        /// The id of the job, which was not made.
+        job: JobId,
+    },
     /// The process belongs to another user than the caller.
     #[error("process {pid} belongs to user {owner}: only its owner or an administrator may put it in a job")]
     ProcessNotOwned {
@@ -393,11 +403,11 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns whether pjw reports the refusal by an event. True except for [`Refusal::StaysInJob`]. This refusal only
-    /// tells the caller that its process is in a job already.
+    /// Returns whether pjw reports the refusal by an event. False for the refusals that only tell the caller something
+    /// before its next command: [`Refusal::StaysInJob`] and [`Refusal::WouldFreeze`].
     #[must_use]
     pub fn is_reported(&self) -> bool {
-        !matches!(self, Self::StaysInJob { .. })
+        !matches!(self, Self::StaysInJob { .. } | Self::WouldFreeze { .. })
     }
 }
 

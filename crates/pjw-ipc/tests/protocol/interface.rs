@@ -164,7 +164,8 @@ fn the_interface_description_has_exactly_the_errors_of_the_server_with_their_par
             (format!("{INTERFACE_NAME}.{}", error.name().as_str()), fields)
         })
         .collect();
-    let sent = [CallError::Refused, CallError::NotAllowed, CallError::Busy].map(|error| {
+    let own_errors = [CallError::Refused, CallError::NotAllowed, CallError::Busy, CallError::WouldFreeze];
+    let sent = own_errors.map(|error| {
         let (name, parameters) = error(String::new()).to_varlink();
         (name, parameters.keys().cloned().collect())
     });

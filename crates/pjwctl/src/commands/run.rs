@@ -6,8 +6,9 @@
 //! killed before, the job ends with its only member. The socket is closed on exec.
 //!
 //! `run` never waits in a queue, which is the task of a batch system. Two kinds of jobs wait all the same. If a
-//! besteffort job can borrow no core, the daemon freezes its processes, also pjwctl, until there is a core. An isolated
-//! job waits until the kernel has made its partition.
+//! besteffort job can borrow no core, the daemon freezes its processes, also pjwctl, until there is a core. The reply
+//! comes after the freeze, so pjwctl first asks to be refused in this case. If it is, it says that the command waits,
+//! and asks again. An isolated job waits until the kernel has made its partition.
 
 use std::ffi::OsStr;
 use std::io;
@@ -77,16 +78,17 @@ pub(super) fn run(daemon: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
         fresh: Some(true),
         ..Assign::default()
     };
+    let mut notice = WaitNotice::new(program);
     let mut status = None;
     let (mut client, job): (Client, Job) = call_persistently(daemon, |client| {
         // The PUs of each core do not depend on the job, and a failure here leaves nothing to undo.
         if status.is_none() {
             status = Some(read_status(client)?);
         }
-        call_for_field(client, "Assign", &parameters, "job")
+        make_job(client, &parameters, &mut notice)
     })?;
     let status = status.unwrap_or_default();
-    let cpus = match wait_for_cores(daemon, &mut client, job.clone(), is_isolated) {
+    let cpus = match wait_for_cores(daemon, &mut client, job.clone(), is_isolated, &mut notice) {
         Ok(cpus) => cpus,
         Err(error) => {
             release(&mut client, &job.id);
@@ -138,11 +140,53 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
     }
 }
 
+/// The message that a command waits because its besteffort job can borrow no core. It is printed at most once.
+pub(super) struct WaitNotice<'a> {
+    program: &'a OsStr,
+    is_printed: bool,
+}
+
+impl<'a> WaitNotice<'a> {
+    /// The message for the command `program`, which is not printed yet.
+    pub(super) fn new(program: &'a OsStr) -> Self {
+        Self { program, is_printed: false }
+    }
+
+    /// Prints that the command waits until its job `job` can borrow a core. Prints nothing if this was printed before.
+    fn print(&mut self, job: &str) {
+        if !self.is_printed {
+            self.is_printed = true;
+            let program = Path::new(self.program).display();
+            output::print_error(&format!(
+                "no core is free to borrow: {program} waits frozen until one is (pjwctl show {job})"
+            ));
+        }
+    }
+}
+
+/// Makes the new job that `parameters` describe, which contains this process. If the daemon will freeze this process at
+/// once, because the job has the class `besteffort` and can borrow no core, prints `notice` before.
+pub(super) fn make_job(
+    client: &mut Client,
+    parameters: &Assign,
+    notice: &mut WaitNotice<'_>,
+) -> Result<Job, ClientError> {
+    // After the freeze, this process could print nothing until it has a core.
+    if parameters.class.as_deref() == Some("besteffort") && !notice.is_printed {
+        let unless_frozen = Assign { refuse_frozen: Some(true), ..parameters.clone() };
+        match call_for_field(client, "Assign", &unless_frozen, "job") {
+            Err(refusal) if refusal.is_would_freeze() => notice.print(&parameters.job),
+            reply => return reply,
+        }
+    }
+    call_for_field(client, "Assign", parameters, "job")
+}
+
 /// Waits until the job `job` of this process holds cores, and returns its PUs (logical CPUs). Only two kinds of jobs
 /// have to wait:
 ///
 /// - A job of the class `besteffort` runs on cores that it borrows. While it can borrow no core, the daemon freezes
-///   this process.
+///   this process. If it is not frozen, because pjwd can't move it into the cpuset of the job, prints `notice`.
 /// - A job with an isolated partition (`is_isolated`): this process runs elsewhere until the kernel has moved it into
 ///   the partition (a cpuset whose cores are only for this job). The wait ends after [`MAX_TIME_FOR_PARTITION`].
 ///
@@ -156,10 +200,12 @@ pub(super) fn wait_for_cores(
     client: &mut Client,
     mut job: Job,
     is_isolated: bool,
+    notice: &mut WaitNotice<'_>,
 ) -> anyhow::Result<CpuSet> {
     let begin = Instant::now();
     // The cores of a borrower may be exchanged between the reply and the check.
     let mut exchanges = 0;
+    let mut was_frozen = false;
     loop {
         let is_frozen = job.cpus.is_empty() && job.class == "besteffort" && job.enforcement != "none";
         if !is_frozen {
@@ -173,7 +219,11 @@ pub(super) fn wait_for_cores(
             if cpus.is_ok() || !can_change {
                 return cpus;
             }
+        } else if was_frozen {
+            // This process runs. It read the first of the two states after a freeze only if it was frozen meanwhile.
+            notice.print(&job.id);
         }
+        was_frozen = is_frozen;
         std::thread::sleep(TIME_BETWEEN_CHECKS);
         let status = read_status_persistently(daemon, client, &job.id, MAX_TIME_WITHOUT_DAEMON)?;
         let held = status.jobs.into_iter().find(|other| other.id == job.id);

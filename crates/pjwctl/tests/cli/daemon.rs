@@ -27,6 +27,10 @@ impl CallReplies {
         Self { replies: vec![Err(CallError::Busy(message.to_owned()))], stays_open: false }
     }
 
+    pub(crate) fn would_freeze(message: &str) -> Self {
+        Self { replies: vec![Err(CallError::WouldFreeze(message.to_owned()))], stays_open: false }
+    }
+
     pub(crate) fn stream(replies: Vec<Reply>, stays_open: bool) -> Self {
         Self { replies: replies.into_iter().map(Ok).collect(), stays_open }
     }

@@ -1,11 +1,15 @@
-//! Commands that wait because their user sends commands too often.
+//! Commands that wait: because their user sends commands too often, or because no core is free to borrow.
 
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 
 use pjw_ipc::call::{Call, Reply};
-use pjw_ipc::wire::Job;
+use pjw_ipc::wire::{Job, Status};
 
 use super::daemon::{CallReplies, Daemon};
+use super::run::own_cpus;
 use super::{answer, pjwctl};
 
 #[test]
@@ -32,4 +36,79 @@ fn assign_want_and_release_wait_while_their_user_sends_commands_too_often() {
         let calls = daemon.calls();
         assert!(matches!(&calls[..], [refused, repeated] if refused == repeated), "{calls:?}");
     }
+}
+
+#[test]
+fn run_and_spawn_say_that_no_core_is_free_to_borrow_before_they_are_frozen() {
+    for verb in [&["run", "--cores", "1"][..], &["spawn", "-n", "1"]] {
+        let (thaw, thawed) = mpsc::channel::<()>();
+        let thawed = Mutex::new(thawed);
+        let daemon = Daemon::start(move |call| match call {
+            Call::Assign(request) if request.refuse_frozen == Some(true) => {
+                CallReplies::would_freeze("it could borrow no core now")
+            }
+            Call::Assign(request) => {
+                // As long as pjwctl is frozen, it reads no reply.
+                thawed.lock().unwrap().recv().unwrap();
+                let (id, cpus) = (request.job.clone(), own_cpus());
+                CallReplies::reply(Reply::Job {
+                    job: Job { id, cpus, state: "running".into(), ..Job::default() },
+                })
+            }
+            Call::GetStatus => CallReplies::reply(Reply::Status { status: Arc::new(Status::default()) }),
+            Call::Release(_) => CallReplies::reply(Reply::Released { released: vec![] }),
+            other => panic!("{other:?}"),
+        });
+        let options = ["--class", "besteffort", "--job", "a", "--", "echo", "started"];
+        let mut child = pjwctl(&daemon.socket(), &[verb, &options].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (mut line, mut stderr) = (String::new(), BufReader::new(child.stderr.take().unwrap()));
+        stderr.read_line(&mut line).unwrap();
+        thaw.send(()).unwrap();
+        let said =
+            "pjwctl: no core is free to borrow: echo waits frozen until one is (pjwctl show manual:a)\n";
+        assert_eq!(line, said);
+        stderr.read_to_string(&mut line).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"started\n"[..]), "{line}");
+        assert_eq!(line, said, "nothing else is printed");
+    }
+}
+
+#[test]
+fn a_job_that_can_borrow_a_core_is_made_with_one_command_and_without_a_message() {
+    let daemon = super::run::granting_daemon(own_cpus());
+    let arguments = ["run", "--cores", "1", "--class", "besteffort", "--", "echo", "started"];
+    let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
+    assert_eq!((answer.code, answer.stdout.as_str(), answer.stderr.as_str()), (Some(0), "started\n", ""));
+    let calls = daemon.calls();
+    assert_eq!(calls.iter().filter(|call| matches!(call, Call::Assign(_))).count(), 1, "{calls:?}");
+}
+
+#[test]
+fn a_process_that_is_not_frozen_says_that_its_job_waits_for_a_core() {
+    let statuses = AtomicUsize::new(0);
+    let borrower = |cpus: &str| {
+        let (id, class) = ("manual:a".to_owned(), "besteffort".to_owned());
+        Job { id, class, cpus: cpus.to_owned(), enforcement: "cpuset".to_owned(), ..Job::default() }
+    };
+    let daemon = Daemon::start(move |call| {
+        CallReplies::reply(match call {
+            Call::GetStatus => {
+                // The first status is read before the job is made.
+                let has_core = statuses.fetch_add(1, Ordering::Relaxed) > 3;
+                let jobs = vec![borrower(&if has_core { own_cpus() } else { String::new() })];
+                Reply::Status { status: Arc::new(Status { jobs, ..Status::default() }) }
+            }
+            Call::Assign(_) => Reply::Job { job: borrower("") },
+            other => panic!("{other:?}"),
+        })
+    });
+    let arguments = ["run", "--cores", "1", "--class", "besteffort", "--job", "a", "--", "echo", "started"];
+    let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
+    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
+    assert_eq!(answer.stderr.matches("no core is free to borrow").count(), 1, "{answer:?}");
 }

@@ -34,6 +34,7 @@ pub(super) fn assign_command(
         session: request.session.map(Pid),
         must_be_new: request.fresh.unwrap_or(false),
         keeps_members: request.keep_members.unwrap_or(false),
+        refuses_frozen: request.refuse_frozen.unwrap_or(false),
         owner: request.owner.map(Uid),
         caller,
     })

@@ -179,6 +179,7 @@ impl ControlService {
             | Refusal::ProvisionOfAdmin { .. }
             | Refusal::DefragNeedsAdmin => CallError::NotAllowed(refusal.to_string()),
             Refusal::Stopping => stopping(),
+            refusal @ Refusal::WouldFreeze { .. } => CallError::WouldFreeze(refusal.to_string()),
             refusal => CallError::Refused(refusal_text(&refusal, &self.status.borrow())),
         })
     }

@@ -22,7 +22,7 @@ pub(crate) fn execute_commands(
 }
 
 /// Carries out `command`. If it is refused, returns the reason. The refusal of a command to assign or release a job is
-/// also reported by an event, except for [`Refusal::StaysInJob`].
+/// also reported by an event, unless [`Refusal::is_reported`] returns false.
 fn execute_command(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Reply, Refusal> {
     let result = match command {
         Command::Assign(args) => assign(draft, args).map(Box::new).map(Reply::Assigned),
@@ -164,6 +164,7 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     });
     let existing = existing.map(|job| if gives_back { Job { grant: None, ..job } } else { job });
     let offer = offer_for_assign(draft, existing.as_ref(), args, &request, owner)?;
+    let is_new = existing.is_none();
     let end = if new_members.is_empty() { EndCondition::Timeout } else { EndCondition::LastProcessExit };
     let mut job = existing.unwrap_or_else(|| Job::new(args.job.clone(), owner, end, draft.now.wall_clock));
     job.owner = owner;
@@ -179,6 +180,10 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
         job.empty_since.get_or_insert(draft.now.since_boot);
     }
     job.sessions.extend(args.session);
+    let starts = args.refuses_frozen && is_new && borrows && !new_members.is_empty();
+    if starts && lending::would_freeze_new_job(draft.state, draft.policy, &job, draft.now.since_boot) {
+        return Err(Refusal::WouldFreeze { job: job.id });
+    }
     if gives_back {
         draft.state.pool.release(&args.job);
     }

@@ -117,6 +117,11 @@ pub struct AssignCommand {
     /// joins this job. The command is still refused if the evidence of a process is strong, such as the cgroup of a
     /// batch system. True for `pjwctl spawn`.
     pub keeps_members: bool,
+    /// Whether the command is refused if it would make a new borrower (a job of the class besteffort) whose processes
+    /// are frozen at once, because the job can borrow no core ([`Refusal::WouldFreeze`](crate::terms::Refusal)). The
+    /// client can then say so before it sends the command once more without this setting: it is frozen itself if it is
+    /// one of the processes.
+    pub refuses_frozen: bool,
     /// The user that is to own the job. Only an administrator may name another user. If `None`, an existing
     /// job keeps its owner. A new job is then owned by the user of the first named process, or by the
     /// caller if no process is named.
@@ -144,6 +149,7 @@ impl AssignCommand {
             session: None,
             must_be_new: false,
             keeps_members: false,
+            refuses_frozen: false,
             owner: None,
             caller,
         }

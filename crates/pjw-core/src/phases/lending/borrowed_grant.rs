@@ -80,7 +80,11 @@ fn borrowing_reason(state: &WardenState, borrowed: &CpuSet) -> String {
 /// The policy says whether the job is frozen, or shares the housekeeping PUs (which are reserved for the system). If
 /// one of the two is impossible, the other applies. `None` if both are impossible: there are no housekeeping PUs, and
 /// the job can't be frozen.
-fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Ownership, CpuSet, String)> {
+pub(super) fn starved_grant(
+    state: &WardenState,
+    policy: &Policy,
+    job: &Job,
+) -> Option<(Ownership, CpuSet, String)> {
     let has_cpuset = policy.enforcement != EnforcementMethod::Affinity
         && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
         && state.cpusets.cpuset_error(&job.id).is_none();

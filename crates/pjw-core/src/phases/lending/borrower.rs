@@ -1,6 +1,7 @@
 //! One borrower while the decision about loans is made: which of its cores it keeps.
 
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
+use crate::machine::Topology;
 use crate::phases::lending::cores::{
     Core, end_of_grace_period, is_announced, is_lent_by_owner, was_lent_before_restart, whole_cores,
 };
@@ -28,11 +29,8 @@ impl<'a> Borrower<'a> {
     /// before, or if it has some only until the end of a grace period.
     pub(super) fn new(state: &'a WardenState, policy: &Policy, job: &'a Job) -> Self {
         let topology = &state.topology;
-        let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
-        // A job that is frozen because it wants no core could not ask for one again. A job without a process would
-        // keep from others what it can't use.
-        let wanted = job.wanted_core_count(topology).unwrap_or(requested).max(1) as usize;
-        let max_count = if may_borrow(state, policy, &job.id) { wanted } else { 0 };
+        // A job without a process would keep from others what it can't use.
+        let max_count = if may_borrow(state, policy, &job.id) { usable_core_count(topology, job) } else { 0 };
         let borrowed = if max_count == 0 { CpuSet::new() } else { state.pool.borrowed_by(&job.id) };
         Self {
             id: &job.id,
@@ -41,6 +39,19 @@ impl<'a> Borrower<'a> {
             cores: whole_cores(topology, &borrowed, &state.pool.online_cpus()),
             leaving: Vec::new(),
             would_slow_owners: state.lending.would_slow_owners(&job.id),
+        }
+    }
+
+    /// Returns the borrower `job` as it will be when it has been made with its first processes. It is not in the state
+    /// yet, and has no cores.
+    pub(super) fn of_new_job(topology: &Topology, job: &'a Job) -> Self {
+        Self {
+            id: &job.id,
+            max_count: usable_core_count(topology, job),
+            wanted_at: None,
+            cores: Vec::new(),
+            leaving: Vec::new(),
+            would_slow_owners: false,
         }
     }
 
@@ -98,6 +109,13 @@ impl<'a> Borrower<'a> {
         self.cores = kept;
         ends
     }
+}
+
+/// Returns the largest number of cores that the borrower `job` can use while it has a process: what it wants, or else
+/// what it requested. At least one, because a job that is frozen because it wants no core could not ask for one again.
+fn usable_core_count(topology: &Topology, job: &Job) -> usize {
+    let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
+    job.wanted_core_count(topology).unwrap_or(requested).max(1) as usize
 }
 
 /// Returns the index of the borrower with the fewest cores among those that can use more cores and for which `may_get`

@@ -16,14 +16,15 @@ pub(crate) mod squeeze;
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::CycleDraft;
-use crate::phases::lending::borrowed_grant::set_borrowed_grant;
+use crate::phases::lending::borrowed_grant::{set_borrowed_grant, starved_grant};
 use crate::phases::lending::borrower::{Borrower, borrower_with_fewest_cores};
 use crate::phases::lending::cores::{Core, is_announced, lendable_grant, whole_cores};
 use crate::phases::lending::exchange::{exchange_lent_cores, running_exchanges, undo_exchanges};
 use crate::state::lending::OwnerLendingState;
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    CpusetHierarchy, DaemonMode, EnforcementMethod, IdlePrioritySupport, Job, JobId, Policy, PriorityClass,
+    CpusetHierarchy, DaemonMode, EnforcementMethod, IdlePrioritySupport, Job, JobId, Ownership, Policy,
+    PriorityClass,
 };
 
 /// The decision about all borrowers (jobs of the class besteffort, which run on free cores and on lent cores).
@@ -101,8 +102,7 @@ pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
 /// process, each would slow down the owner of the core, or each has as many cores as it wants. The reason is a text for
 /// users. Returns `None` if a job would take one.
 pub(crate) fn reason_not_to_borrow(state: &WardenState, policy: &Policy) -> Option<&'static str> {
-    let borrowers = state.jobs.borrowers().filter(|job| !job.was_released);
-    let mut borrowers: Vec<Borrower<'_>> = borrowers.map(|job| Borrower::new(state, policy, job)).collect();
+    let mut borrowers = present_borrowers(state, policy);
     borrowers.retain(|borrower| borrower.max_count > 0);
     if borrowers.is_empty() {
         return Some("no job of the class besteffort has a process");
@@ -116,6 +116,22 @@ pub(crate) fn reason_not_to_borrow(state: &WardenState, policy: &Policy) -> Opti
     }
     let is_satisfied = |borrower: &Borrower<'_>| !borrower.can_use_more();
     borrowers.iter().all(is_satisfied).then_some("each job of the class besteffort has as many as it wants")
+}
+
+/// Returns whether the processes of the new job `job` (of the class besteffort) would be frozen at once if the job were
+/// made at the time `now` (in ns since boot), because it could borrow no core. `job` has no grant, and is not yet in
+/// `state`. Does not check whether pjw can move its processes into the cpuset of the job, in which they are frozen.
+pub(crate) fn would_freeze_new_job(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> bool {
+    let is_frozen = starved_grant(state, policy, job).is_some_and(|grant| grant.0 == Ownership::Frozen);
+    if !policy.may_grant || !is_frozen {
+        return false;
+    }
+    let mut borrowers = present_borrowers(state, policy);
+    // Of two borrowers without a core, the one with the lower id is served first.
+    let index = borrowers.partition_point(|borrower| *borrower.id < job.id);
+    borrowers.insert(index, Borrower::of_new_job(&state.topology, job));
+    let decision = decide_loans_to(borrowers, state, policy, now);
+    decision.shares.get(&job.id).is_none_or(CpuSet::is_empty)
 }
 
 /// Decides which cores each borrower (a job of the class besteffort) gets, and changes the grants of the borrowers. The
@@ -175,13 +191,23 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
 /// 5. Cores are moved from borrowers with many cores to borrowers with few. A borrower that would slow down the owners
 ///    gets free cores only ([`balance_cores`]).
 fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecision {
+    decide_loans_to(present_borrowers(state, policy), state, policy, now)
+}
+
+/// Returns the borrowers with the cores that they have now, in ascending order of their ids.
+fn present_borrowers<'a>(state: &'a WardenState, policy: &Policy) -> Vec<Borrower<'a>> {
+    let jobs = state.jobs.borrowers().filter(|job| !job.was_released);
+    jobs.map(|job| Borrower::new(state, policy, job)).collect()
+}
+
+/// Decides which cores each of `borrowers` gets, by the rules of [`decide_loans`].
+fn decide_loans_to(
+    mut borrowers: Vec<Borrower<'_>>,
+    state: &WardenState,
+    policy: &Policy,
+    now: Nanos,
+) -> LoanDecision {
     let online = state.pool.online_cpus();
-    let mut borrowers: Vec<Borrower<'_>> = state
-        .jobs
-        .borrowers()
-        .filter(|job| !job.was_released)
-        .map(|job| Borrower::new(state, policy, job))
-        .collect();
     let mut spare = whole_cores(&state.topology, &state.pool.free_cpus(), &online);
     let owners = state.jobs.guaranteed_jobs().filter_map(|job| lending_owner(state, policy, job, now));
     let mut owners: Vec<Owner> = owners.collect();

@@ -53,6 +53,39 @@ fn a_borrower_without_a_core_shares_the_housekeeping_pus_or_is_frozen() {
 }
 
 #[test]
+fn a_command_that_refuses_to_be_frozen_makes_no_job_that_would_be() {
+    let run = |id: &str, refuses_frozen| {
+        let (class, pids) = (Some(PriorityClass::Besteffort), vec![Pid(30)]);
+        let request = assign_of(id, Some(CpuRequest::Cores(1)));
+        Command::Assign(AssignCommand { class, pids, must_be_new: true, refuses_frozen, ..request })
+    };
+    for (housekeeping, starved, expected) in [
+        ("", StarvedPolicy::Squeeze, Ownership::Frozen),
+        ("0", StarvedPolicy::Freeze, Ownership::Frozen),
+        ("0", StarvedPolicy::Squeeze, Ownership::Squeezed),
+    ] {
+        let mut m = starved_machine(housekeeping, starved);
+        m.spawn(30, 1, 0);
+        m.command(run("early", true)).unwrap();
+        assert_eq!(ownership(&m, "early"), Some(Ownership::Borrowed), "batch gave it a core");
+        m.release("early").unwrap();
+        take_all_cores(&mut m);
+        let reply = m.command(run("late", true));
+        if expected == Ownership::Frozen {
+            let refusal = reply.unwrap_err();
+            assert_eq!(refusal, Refusal::WouldFreeze { job: job("late") });
+            assert!(!refusal.is_reported() && m.events.iter().all(|event| event.kind != EventKind::Refused));
+            assert_eq!((m.state.jobs.get(&job("late")), m.member(30).as_str()), (None, "-"));
+            m.command(run("late", false)).unwrap();
+        } else {
+            reply.unwrap();
+        }
+        assert_eq!(ownership(&m, "late"), Some(expected), "{housekeeping} {starved:?}");
+        assert_sound(&m);
+    }
+}
+
+#[test]
 fn a_borrower_that_masks_keep_is_squeezed_although_it_is_to_be_frozen() {
     let mut m = starved_machine("0", StarvedPolicy::Freeze);
     m.policy.enforcement = EnforcementMethod::Affinity;

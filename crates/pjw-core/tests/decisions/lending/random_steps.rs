@@ -1,7 +1,8 @@
 //! Random steps: jobs are assigned and released, their processes end, the use of owners changes, PUs go offline, and
 //! the daemon is restarted. After each step, no PU has two borrowers, no PU is borrowed from an owner that does not
-//! lend, no owner that needs its cores waits for a borrower, and no borrower is frozen while a core is free. After the
-//! releases nothing is borrowed.
+//! lend, no owner that needs its cores waits for a borrower, and no borrower is frozen while a core is free. A command
+//! that refuses to be frozen is refused exactly if its new job is frozen otherwise. After the releases nothing is
+//! borrowed.
 
 use std::collections::BTreeMap;
 
@@ -62,6 +63,30 @@ fn restart(m: &mut Machine) {
     m.state = restarted;
 }
 
+/// Assigns `cores` to the job `id` by a command that refuses to be frozen. If the job would be frozen, repeats the
+/// command without this condition.
+fn assign_unless_frozen(m: &mut Machine, id: &str, class: PriorityClass, cores: u32, pid: u32) {
+    let is_new = m.state.jobs.get(&job(id)).is_none();
+    let assign = |refuses_frozen| {
+        let (class, pids) = (Some(class), vec![Pid(pid)]);
+        let request = assign_of(id, Some(CpuRequest::Cores(cores)));
+        Command::Assign(AssignCommand { class, pids, refuses_frozen, ..request })
+    };
+    let is_frozen = |reply: &Reply| {
+        let Reply::Assigned(job) = reply else { panic!("{reply:?}") };
+        job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen)
+    };
+    match m.command(assign(true)) {
+        Err(Refusal::WouldFreeze { .. }) => {
+            let reply = m.command(assign(false)).unwrap();
+            assert!(is_new && is_frozen(&reply), "{reply:?}");
+        }
+        Ok(reply) => assert!(!(is_new && is_frozen(&reply)), "{reply:?}"),
+        // A refusal changes nothing.
+        Err(_) => {}
+    }
+}
+
 fn take(m: &mut Machine, step: Step) {
     let name = |id: u32| format!("j{id}");
     match step {
@@ -70,8 +95,7 @@ fn take(m: &mut Machine, step: Step) {
             if !m.world().processes.contains_key(&Pid(pid)) {
                 m.spawn(pid, 1, 0);
             }
-            // A refusal changes nothing.
-            let _ = assign_class(m, &name(id), class, cores, &[pid]);
+            assign_unless_frozen(m, &name(id), class, cores, pid);
         }
         Step::Release(id) => drop(m.release(&name(id))),
         Step::Exit(id) if m.world().processes.contains_key(&Pid(100 + id)) => m.exit(100 + id),

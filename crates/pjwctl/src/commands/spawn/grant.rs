@@ -14,10 +14,9 @@ use pjw_linux::sys::affinity;
 
 use crate::cli::{CoreCountArg, SpawnArgs, value_name};
 use crate::commands::connection::{
-    DaemonAddress, call_for_field, call_persistently, cpu_count_variables, job_directory, parse_job_id,
-    read_status,
+    DaemonAddress, call_persistently, cpu_count_variables, job_directory, parse_job_id, read_status,
 };
-use crate::commands::run;
+use crate::commands::run::{self, WaitNotice, make_job};
 
 /// The calling thread, as sched_setaffinity(2) has it.
 const THIS_THREAD: Tid = Tid(0);
@@ -80,22 +79,24 @@ impl Grant {
         }
         let pid = std::process::id();
         let assign = Self::job_request(request, size, program, pid)?;
-        let (mut client, answer) = call_persistently(daemon, |client| match assign_job(client, &assign) {
-            // A busy daemon says nothing about the cores.
-            Err(refusal @ ClientError::Refused { .. }) if !refusal.is_busy() => {
-                Ok(Err((refusal, own_job(daemon, client, pid)?)))
-            }
-            // Instances on the cores of the own job need no new job, so they don't wait.
-            Err(refusal) if refusal.is_commands_too_often() => {
-                match own_job(daemon, client, pid)?.filter(|job| uses_own_job(job, request)) {
-                    Some(job) => Ok(Err((refusal, Some(job)))),
-                    None => Err(refusal),
+        let mut notice = WaitNotice::new(program);
+        let (mut client, answer) =
+            call_persistently(daemon, |client| match make_job(client, &assign, &mut notice) {
+                // A busy daemon says nothing about the cores.
+                Err(refusal @ ClientError::Refused { .. }) if !refusal.is_busy() => {
+                    Ok(Err((refusal, own_job(daemon, client, pid)?)))
                 }
-            }
-            answer => answer.map(Ok),
-        })?;
+                // Instances on the cores of the own job need no new job, so they don't wait.
+                Err(refusal) if refusal.is_commands_too_often() => {
+                    match own_job(daemon, client, pid)?.filter(|job| uses_own_job(job, request)) {
+                        Some(job) => Ok(Err((refusal, Some(job)))),
+                        None => Err(refusal),
+                    }
+                }
+                answer => answer.map(Ok),
+            })?;
         let (refusal, own_job) = match answer {
-            Ok(job) => return Self::of_new_job(daemon, client, job),
+            Ok(job) => return Self::of_new_job(daemon, client, job, notice),
             Err(refused) => refused,
         };
         match own_job {
@@ -110,8 +111,9 @@ impl Grant {
                 let assign = Assign { keep_members: None, ..assign };
                 // A user has a limited number of connections: this one is not kept beside a new one.
                 drop(client);
-                let (client, job) = call_persistently(daemon, |client| assign_job(client, &assign))?;
-                Self::of_new_job(daemon, client, job)
+                let (client, job) =
+                    call_persistently(daemon, |client| make_job(client, &assign, &mut notice))?;
+                Self::of_new_job(daemon, client, job, notice)
             }
             None if request.cores.is_none() && size > 1 => {
                 let why = format!(
@@ -145,9 +147,14 @@ impl Grant {
 
     /// Waits until `job`, a new job that contains this process, holds its cores. Then lets this thread run on all these
     /// cores, and returns them as a grant. After an error, releases the job.
-    fn of_new_job(daemon: &DaemonAddress, mut client: Client, job: Job) -> anyhow::Result<Self> {
+    fn of_new_job(
+        daemon: &DaemonAddress,
+        mut client: Client,
+        job: Job,
+        mut notice: WaitNotice<'_>,
+    ) -> anyhow::Result<Self> {
         let id = job.id.clone();
-        let granted = run::wait_for_cores(daemon, &mut client, job, false);
+        let granted = run::wait_for_cores(daemon, &mut client, job, false, &mut notice);
         match granted.and_then(|cpus| take_whole_grant(&cpus, &id).map(|()| cpus)) {
             Ok(cpus) => {
                 let (directory, cpu_count_variables) = directory_and_variables(daemon, &mut client, &id);
@@ -204,10 +211,6 @@ fn is_batch_system_job(id: &str) -> bool {
     !id.starts_with("manual:")
 }
 
-fn assign_job(client: &mut Client, parameters: &Assign) -> Result<Job, ClientError> {
-    call_for_field(client, "Assign", parameters, "job")
-}
-
 /// Returns the job of this process, which has the pid `pid`. `None` if it belongs to no job, or if pjwd can't say. Can
 /// replace the connection `client` by a new one.
 ///
@@ -223,9 +226,9 @@ fn own_job(daemon: &DaemonAddress, client: &mut Client, pid: u32) -> Result<Opti
     }
 }
 
-/// Returns the reply to `call` on the connection `client`. If the connection is broken, or pjwd answers that it is busy,
-/// for example because it has closed the connection for another user, replaces `client` by a new connection, and makes
-/// the call once more. `call` must change nothing.
+/// Returns the reply to `call` on the connection `client`. If the connection is broken, or pjwd answers that it is
+/// busy, for example because it has closed the connection for another user, replaces `client` by a new connection, and
+/// makes the call once more. `call` must change nothing.
 fn call_again_if_disconnected<T>(
     daemon: &DaemonAddress,
     client: &mut Client,
