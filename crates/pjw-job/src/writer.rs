@@ -69,12 +69,23 @@ impl CoreMapWriter {
     /// user left at `path`. Sets the mode of the file to 0644. Programs that have already mapped the file then see also
     /// what this daemon writes. The file must be a regular file of this user with a single hard link. It must have 4096
     /// bytes and a known version of the layout. `None` if there is no such file, or if it can't be read or mapped.
-    #[must_use]
-    pub fn open(path: &Path) -> Option<Self> {
-        let (file, metadata) = open_file(path).ok()?;
+    ///
+    /// # Errors
+    /// If this process or the system has no free file descriptor. It is then not known whether there is such a file.
+    pub fn open(path: &Path) -> io::Result<Option<Self>> {
+        match open_file(path) {
+            Ok((file, metadata)) => Ok(Self::of_earlier_daemon(path, &file, &metadata)),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The writer of the opened file `file`, which is at `path` and has the metadata `metadata`. `None` if it is not
+    /// the core map of an earlier daemon, as [`CoreMapWriter::open`] says.
+    fn of_earlier_daemon(path: &Path, file: &File, metadata: &Metadata) -> Option<Self> {
         // SAFETY: the call has no arguments and can't fail.
         let user = unsafe { libc::geteuid() };
-        if !has_size_of_page(&metadata) || metadata.uid() != user || metadata.nlink() != 1 {
+        if !has_size_of_page(metadata) || metadata.uid() != user || metadata.nlink() != 1 {
             return None;
         }
         file.set_permissions(PermissionsExt::from_mode(FILE_MODE)).ok()?;
@@ -84,7 +95,7 @@ impl CoreMapWriter {
         // Only a write ends the state in which no program can read the core map. So no caller may find that the core
         // map has the wanted content already.
         last.is_live &= sequence_of(&page).is_multiple_of(2);
-        Self::of_file(path, &file, last).ok()
+        Self::of_file(path, file, last).ok()
     }
 
     /// The writer of the opened file `file`, which is at `path` and has the content `last`.
@@ -109,6 +120,9 @@ impl CoreMapWriter {
     /// If the file was truncated, removed or replaced, if it can't be opened, or if the file system refuses the write.
     /// The file can then stay marked as being written, so that no program can read it. The caller should replace the
     /// file by [`CoreMapWriter::create`], and then call [`CoreMapWriter::mark_not_live`] of this writer.
+    ///
+    /// If this process or the system has no free file descriptor (EMFILE, ENFILE), the file keeps its content. The
+    /// caller should then call this function again later.
     pub fn write(&mut self, content: &CoreMapContent) -> io::Result<()> {
         let file = self.open_mapped_file()?;
         self.begin_write()?;

@@ -188,7 +188,7 @@ fn a_writer_keeps_no_descriptor_of_its_file() {
     drop(file);
     let mut first = directory.create(&content(1));
     first.write(&content(2)).unwrap();
-    let mut second = CoreMapWriter::open(&directory.page()).unwrap();
+    let mut second = CoreMapWriter::open(&directory.page()).unwrap().unwrap();
     second.write(&content(3)).unwrap();
     assert_eq!(open_files_in(directory.path()), 0);
 }
@@ -214,7 +214,7 @@ fn a_page_that_a_killed_writer_left_unfinished_is_finished_by_the_next_one() {
     let reader = CoreMapReader::open(&directory.page()).unwrap();
     assert!(matches!(reader.read(), Err(CoreMapError::Unfinished)), "a reader does not wait for ever");
     assert_eq!(reader.has_cpu(Pu(0)), None);
-    let mut writer = CoreMapWriter::open(&directory.page()).unwrap();
+    let mut writer = CoreMapWriter::open(&directory.page()).unwrap().unwrap();
     assert_eq!(writer.content().epoch, 4);
     writer.write(&content(5)).unwrap();
     assert_eq!(reader.read().unwrap(), content(5), "the mapping of the reader is still the page");
@@ -263,7 +263,7 @@ fn a_truncated_page_is_an_error_of_the_writer_and_does_not_end_its_process() {
     File::options().write(true).open(directory.page()).unwrap().set_len(0).unwrap();
     assert!(writer.write(&content(2)).is_err());
     drop(writer);
-    assert!(CoreMapWriter::open(&directory.page()).is_none());
+    assert!(CoreMapWriter::open(&directory.page()).unwrap().is_none());
     assert!(matches!(CoreMapReader::open(&directory.page()), Err(CoreMapError::Unknown { .. })));
 }
 
@@ -274,11 +274,11 @@ fn links_and_foreign_files_are_neither_read_nor_written() {
     let page = content(1).encode(0);
     std::fs::write(&target, page).unwrap();
     symlink(&target, directory.page()).unwrap();
-    assert!(CoreMapWriter::open(&directory.page()).is_none(), "a symbolic link");
+    assert!(CoreMapWriter::open(&directory.page()).unwrap().is_none(), "a symbolic link");
     assert!(CoreMapReader::open(&directory.page()).is_err());
     std::fs::remove_file(directory.page()).unwrap();
     std::fs::hard_link(&target, directory.page()).unwrap();
-    assert!(CoreMapWriter::open(&directory.page()).is_none(), "a file with a second hard link");
+    assert!(CoreMapWriter::open(&directory.page()).unwrap().is_none(), "a file with a second hard link");
     let _writer = directory.create(&content(2));
     assert_eq!(std::fs::read(&target).unwrap(), page, "a file at the path is replaced and not written");
     let mut unknown = page;
@@ -290,7 +290,7 @@ fn links_and_foreign_files_are_neither_read_nor_written() {
     ] {
         std::fs::remove_file(directory.page()).unwrap();
         std::fs::write(directory.page(), bytes).unwrap();
-        assert!(CoreMapWriter::open(&directory.page()).is_none(), "{what}");
+        assert!(CoreMapWriter::open(&directory.page()).unwrap().is_none(), "{what}");
         assert!(
             matches!(CoreMapReader::open(&directory.page()), Err(CoreMapError::Unknown { .. })),
             "{what}"

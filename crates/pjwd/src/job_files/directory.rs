@@ -109,11 +109,15 @@ impl JobsDirectory {
     /// memory.
     ///
     /// # Errors
-    /// If the subdirectory can't be created.
+    /// If the subdirectory can't be created, or if pjwd has no free file descriptor for the file `coremap`.
     pub(super) fn create_or_open_job_directory(&self, id: &JobId) -> Result<JobDirectory, FileFault> {
         let path = self.path_of(id);
         let was_made = make_directory(&path)?;
-        let page = if was_made { None } else { CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME)) };
+        let page_path = path.join(CORE_MAP_FILE_NAME);
+        let page = if was_made { Ok(None) } else { CoreMapWriter::open(&page_path) };
+        let page_fault =
+            |error| file_fault("open", &page_path)(error).with_part(UnpublishedPart::FormerCoreMap);
+        let page = page.map_err(page_fault)?;
         let temporary = self.path.join(TEMPORARY_NAME);
         let inode = inode_of(&path);
         Ok(JobDirectory { path, inode, temporary, page, published: None, is_empty: was_made })
@@ -183,7 +187,8 @@ impl JobDirectory {
     /// the waiting programs, which must then find the two other files already changed.
     ///
     /// # Errors
-    /// If a file can't be written. A full file system does not prevent the change of an existing file `coremap`.
+    /// If a file can't be written. A full file system does not prevent the change of an existing file `coremap`. If
+    /// pjwd has no free file descriptor, this file keeps its content, and the next call tries again.
     pub(super) fn write_core_map(&mut self, core_map: &CoreMap) -> Result<(), FileFault> {
         let page_path = self.path.join(CORE_MAP_FILE_NAME);
         let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
@@ -210,11 +215,21 @@ impl JobDirectory {
         // The page is written also where a full file system has no room for new files.
         let files_written = self.write_texts(&content);
         let written = match self.page.as_mut() {
-            Some(page) if !is_page_current => page.write(&content),
+            Some(page) if !is_page_current => page.write(&content).map_err(file_fault("write", &page_path)),
             _ => Ok(()),
         };
-        // A page that was truncated or replaced is made again.
-        let unwritten = if written.is_err() { self.page.take() } else { None };
+        let unwritten = match written {
+            Ok(()) => None,
+            // Programs would look for a new page, which can't be made either.
+            Err(fault) if fault.is_lack_of_descriptors() => {
+                let is_written = files_written.is_ok();
+                let former =
+                    if is_written { UnpublishedPart::FormerPage } else { UnpublishedPart::FormerCoreMap };
+                return Err(fault.with_part(former));
+            }
+            // A page that was truncated or replaced is made again.
+            Err(_) => self.page.take(),
+        };
         if self.page.is_none() {
             let page = CoreMapWriter::create(&page_path, &self.temporary, &content);
             // Programs that have mapped the former page look for the new one.
@@ -317,14 +332,15 @@ pub fn remove_files_of_all_jobs(state_dir: &Path) {
 }
 
 /// Removes a file, a link, or the directory of a job with its files. For a directory, also writes into the memory of
-/// the file `coremap` that its content is outdated, and wakes the waiting programs. What can't be removed stays.
+/// the file `coremap` that its content is outdated, and wakes the waiting programs. What can't be removed stays. So
+/// does a directory if pjwd has no free file descriptor for its file `coremap`.
 fn remove(path: &Path) {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return };
     if !metadata.is_dir() {
         let _ = std::fs::remove_file(path);
         return;
     }
-    let page = CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME));
+    let Ok(page) = CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME)) else { return };
     let _ = std::fs::remove_dir_all(path);
     let _ = page.map(CoreMapWriter::mark_not_live);
 }

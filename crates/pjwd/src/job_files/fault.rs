@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use pjw_core::job::JobId;
 use thiserror::Error;
 
@@ -29,12 +30,22 @@ pub(super) enum UnpublishedPart {
     Page,
     /// The file `want`, but not the core map.
     WantFile,
+    /// The page `coremap` has former cores, but not the files `cpus` and `coremap.json`.
+    FormerPage,
+    /// The whole core map has former cores.
+    FormerCoreMap,
 }
 
 impl FileFault {
     /// Returns whether the file system has no space for the file.
     pub(super) fn is_lack_of_space(&self) -> bool {
         matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+
+    /// Returns whether this process or the system has no free file descriptor.
+    pub(super) fn is_lack_of_descriptors(&self) -> bool {
+        let errno = self.source.raw_os_error().map(Errno::from_raw);
+        matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
     }
 
     /// Replaces the part of the files that is not published because of this error.
@@ -57,6 +68,11 @@ impl FileFault {
             UnpublishedPart::WantFile => format!(
                 "the file want of {id} is missing or has a former number: {self}; its core map has the present cores"
             ),
+            UnpublishedPart::FormerPage => format!(
+                "the page coremap of {id} has former cores: {self}; its files cpus and coremap.json have the present \
+                 ones"
+            ),
+            UnpublishedPart::FormerCoreMap => format!("the core map of {id} has former cores: {self}"),
         }
     }
 }

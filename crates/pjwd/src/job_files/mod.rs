@@ -96,6 +96,8 @@ struct PublishedJob {
     is_watched: bool,
     /// The sentence for the warning that a file is not as it should be. `None` if all are.
     fault: Option<String>,
+    /// Whether the reason for `fault` is that pjwd had no free file descriptor.
+    lacks_descriptor: bool,
 }
 
 impl PublishedJob {
@@ -163,11 +165,12 @@ impl PublishedJob {
     /// Returns the warnings about the files of this job, whose id is `id`. There is a warning if a file can't be
     /// written, and one if the content of the file `want` (the number of cores that the job wants) is ignored.
     fn warnings(&self, id: &JobId) -> Vec<Warning> {
-        let unpublished = self.fault.as_ref().map(|fault| {
-            let remedy =
-                "pjwd tries again in each rescan; check the space and the permissions of its state directory";
-            ("core-map", fault.clone(), remedy)
-        });
+        let remedy = if self.lacks_descriptor {
+            "pjwd tries again after each scan; give it more open files (LimitNOFILE= of its unit)"
+        } else {
+            "pjwd tries again in each rescan; check the space and the permissions of its state directory"
+        };
+        let unpublished = self.fault.as_ref().map(|fault| ("core-map", fault.clone(), remedy));
         let unread = self.wanted_file.ignored_reason().map(|ignored_reason| {
             let why = format!("the number of cores in the file want of {id} is ignored: {ignored_reason}");
             ("want", why, "write one number, such as 4, or nothing")
@@ -219,6 +222,13 @@ impl JobFiles {
         self.jobs.keys()
     }
 
+    /// Returns the ids of the jobs whose files could not be written because pjwd had no free file descriptor. After the
+    /// next scan, the caller must call [`JobFiles::publish`] for these jobs again, also if their content has not
+    /// changed.
+    pub fn job_ids_without_descriptor(&self) -> impl Iterator<Item = &JobId> {
+        self.jobs.iter().filter(|(_, job)| job.lacks_descriptor).map(|(id, _)| id)
+    }
+
     /// Publishes `content` in the files of the job `id`. Writes only those files whose content changes. If the job
     /// now belongs to another user, removes all files of the job and recreates them. If `content` is `None`, removes
     /// the files of the job, and wakes the programs that wait for a change of the job's cores.
@@ -241,6 +251,7 @@ impl JobFiles {
             wanted_file: WantedFile::new(content.wanted),
             is_watched: false,
             fault: None,
+            lacks_descriptor: false,
         });
         job.content = content;
         if self.write_job_files(id) {
@@ -264,6 +275,7 @@ impl JobFiles {
             written = self.try_write(id);
         }
         let (Some(written), Some(job)) = (written, self.jobs.get_mut(id)) else { return false };
+        job.lacks_descriptor = written.as_ref().is_err_and(FileFault::is_lack_of_descriptors);
         let is_to_be_read = match written {
             Ok(is_to_be_read) => {
                 if job.fault.take().is_some() {

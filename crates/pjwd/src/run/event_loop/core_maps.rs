@@ -16,20 +16,22 @@ use crate::job_files::{JobFilesContent, WantedCoresUpdate};
 
 impl EventLoop {
     /// Writes the core maps (the CPUs) of the jobs in `dirty` (the jobs that may have changed) into the files of
-    /// these jobs, for the programs of the jobs. Removes the files of a job that has no core map any more. If
-    /// `is_rescan` is true, also schedules the reading of those files whose changes the kernel does not report. Must
-    /// be called after each cycle (scan, decision and changes).
+    /// these jobs, for the programs of the jobs. Also tries again to write the files for which pjwd had no free file
+    /// descriptor. Removes the files of a job that has no core map any more. If `is_rescan` is true, also schedules the
+    /// reading of those files whose changes the kernel does not report. Must be called after each cycle (scan, decision
+    /// and changes).
     pub(super) fn publish_core_maps(&mut self, dirty: &DirtySet, is_rescan: bool) {
         if self.warden.ongoing_failures().journal_error.is_some() {
             self.job_files.give_back_space_of_want_files();
         }
         let (state, policy) = (self.warden.state(), self.warden.policy());
-        let published: Vec<JobId>;
+        let mut published: Vec<JobId> = self.job_files.job_ids_without_descriptor().cloned().collect();
         let mut changed: BTreeSet<&JobId> = dirty.listed_jobs().map(|(id, _)| id).collect();
         if dirty.contains_everything() {
             published = self.job_files.job_ids().cloned().collect();
-            changed.extend(state.jobs.keys().chain(&published));
+            changed.extend(state.jobs.keys());
         }
+        changed.extend(&published);
         for id in changed {
             let content = state.jobs.get(id).and_then(|job| {
                 let core_map = core_map(state, policy, job)?;

@@ -1,0 +1,80 @@
+//! The files of jobs while pjwd has no free file descriptor.
+//!
+//! The limit of descriptors is that of a process. So each test runs again in a process of its own.
+
+use std::os::fd::AsRawFd;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use super::*;
+
+const OWN_PROCESS_VARIABLE: &str = "PJW_TEST_WITHOUT_DESCRIPTORS";
+
+/// Runs the test `name` of this module again, in a process of its own. Returns whether this is that process.
+fn is_own_process(name: &str) -> bool {
+    if std::env::var_os(OWN_PROCESS_VARIABLE).is_some() {
+        return true;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("job_files::tests::descriptors::{name}")])
+        .env(OWN_PROCESS_VARIABLE, "1")
+        .output()
+        .unwrap();
+    let [text, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
+    false
+}
+
+/// Publishes the cores `own` of the job `a` while this process can open no file.
+fn publish_without_descriptors(published: &mut Published, own: &str) {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let lowest_free = fs::File::open("/dev/null").unwrap().as_raw_fd();
+    setrlimit(Resource::RLIMIT_NOFILE, lowest_free.try_into().unwrap(), hard).unwrap();
+    published.files.publish(&id("a"), Some(content(own)));
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+}
+
+/// Asserts that the core map could not be written, and then that the next cycle writes it. `warning_begin` is the begin
+/// of the warning. `reader` has mapped the core map with the CPUs 0-1 before.
+fn assert_that_the_next_cycle_writes(published: &mut Published, reader: &Job, warning_begin: &str) {
+    let cores = reader.cores();
+    assert_eq!((cores.source, cores.cpus.to_string()), (CoresSource::CoreMap, "0-1".to_owned()));
+    let warnings: Vec<_> = published.files.warnings().collect();
+    assert!(warnings.len() == 1 && warnings[0].text.starts_with(warning_begin), "{warnings:?}");
+    assert!(warnings[0].remedy.contains("more open files"), "{warnings:?}");
+    let missing: Vec<&JobId> = published.files.job_ids_without_descriptor().collect();
+    assert_eq!(missing, [&id("a")]);
+    published.publish("a", "0");
+    assert_eq!(published.files.job_ids_without_descriptor().count(), 0);
+    let cores = reader.cores();
+    assert_eq!((cores.source, cores.cpus.to_string()), (CoresSource::CoreMap, "0".to_owned()));
+}
+
+#[test]
+fn without_a_free_descriptor_the_core_map_keeps_the_former_cores_until_the_next_cycle() {
+    if !is_own_process("without_a_free_descriptor_the_core_map_keeps_the_former_cores_until_the_next_cycle") {
+        return;
+    }
+    let mut published = Published::new();
+    published.publish("a", "0-1");
+    let reader = Job::in_directory(&published.path("a"));
+    assert_eq!(reader.cores().cpus.to_string(), "0-1");
+    publish_without_descriptors(&mut published, "0");
+    let begin = "the core map of manual:a has former cores: can't write /";
+    assert_that_the_next_cycle_writes(&mut published, &reader, begin);
+}
+
+#[test]
+fn a_new_daemon_without_a_free_descriptor_goes_on_with_the_page_in_the_next_cycle() {
+    if !is_own_process("a_new_daemon_without_a_free_descriptor_goes_on_with_the_page_in_the_next_cycle") {
+        return;
+    }
+    let mut published = Published::new();
+    published.publish("a", "0-1");
+    let reader = Job::in_directory(&published.path("a"));
+    assert_eq!(reader.cores().cpus.to_string(), "0-1");
+    published.restart();
+    publish_without_descriptors(&mut published, "0");
+    let begin = "the core map of manual:a has former cores: can't open /";
+    assert_that_the_next_cycle_writes(&mut published, &reader, begin);
+}
