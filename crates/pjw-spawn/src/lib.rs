@@ -22,6 +22,7 @@ mod exec_stop;
 mod failure;
 pub mod farm;
 mod instance;
+mod kernel_files;
 mod layout;
 mod own_policy;
 mod placement;

@@ -14,6 +14,7 @@ use nix::unistd::{Uid, getuid};
 use super::error::{CheckError, SPARE_DESCRIPTORS};
 use super::pids_cgroup::{CgroupMount, PidsCgroup};
 use crate::instance::Instance;
+use crate::kernel_files::{number_in, short_text_of};
 
 /// The open descriptors are counted only if the instances need more than the limit divided by this number.
 const UNCOUNTED_SHARE: u64 = 8;
@@ -21,8 +22,6 @@ const UNCOUNTED_SHARE: u64 = 8;
 static LIMIT_CHANGE: Mutex<()> = Mutex::new(());
 /// The room for the text of a file of `/proc`. With less, the kernel makes the text in more parts.
 const USUAL_BYTES: usize = 16 << 10;
-/// The room for the text of a file that has a few numbers.
-const SHORT_BYTES: usize = 128;
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
 /// The capabilities that lift RLIMIT_NPROC in the initial user namespace: `copy_process` in kernel/fork.c of Linux
@@ -219,7 +218,7 @@ pub fn raise_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
 
 /// Returns the number of threads of the system: the fourth field of /proc/loadavg, proc(5).
 fn all_threads() -> Option<u64> {
-    let text = read_short_text(Path::new("/proc/loadavg"))?;
+    let text = short_text_of(Path::new("/proc/loadavg"))?;
     text.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()
 }
 
@@ -380,19 +379,6 @@ fn pids_limit(cgroup: &Path) -> Option<Limit> {
         name: format!("{} is {most}, and {used} threads run there", file.display()),
         remedy: "start fewer, or raise it".to_owned(),
     })
-}
-
-/// Returns the number in a file. `None` if the file contains `max`, or can't be read.
-pub(crate) fn number_in(file: &Path) -> Option<u64> {
-    read_short_text(file)?.trim().parse().ok()
-}
-
-/// Returns the text of a file of the kernel with at most [`SHORT_BYTES`] bytes, by one read(2). Of a longer file, the
-/// beginning.
-fn read_short_text(file: &Path) -> Option<String> {
-    let mut bytes = [0; SHORT_BYTES];
-    let count = fs::File::open(file).ok()?.read(&mut bytes).ok()?;
-    Some(String::from_utf8_lossy(bytes.get(..count)?).into_owned())
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use thiserror::Error;
 use super::image::{ImageError, TaskProgram};
 use super::page::PAGE;
 use super::slot::{SlotShape, stack_bytes};
-use crate::checks::room::number_in;
 use crate::failure::SpawnError;
+use crate::kernel_files::number_in;
 
 /// The number of mappings of a task: the guard, the stack, the segments of its program, and the mappings of malloc(3)
 /// and of its first thread.

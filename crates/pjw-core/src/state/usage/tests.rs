@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::basics::StartTime;
-use crate::terms::ProcessEvent;
 use crate::terms::SharedMemory;
 use crate::testing::job;
+
+mod exit_times;
 
 const MS: u64 = 1_000_000;
 /// The time of each reading that does not depend on the time.
@@ -187,18 +188,6 @@ fn the_end_of_a_child_may_be_found_seconds_after_its_parent_got_its_time() {
 }
 
 #[test]
-fn times_that_are_still_the_same_when_the_scan_is_used_are_the_last_ones() {
-    let (mut usage, a) = begun();
-    read(&mut usage, &a, id(ROOT), SHELL, &times(100, 0));
-    read_shell(&mut usage, &times(0, 0), NOW);
-    usage.note_exit_times(&[ProcessEvent::Exit { pid: ROOT }], BTreeMap::from([(ROOT, times(200, 0))]), None);
-    read(&mut usage, &a, id(ROOT), SHELL, &times(200, 0));
-    end(&mut usage, ROOT, None);
-    read_shell(&mut usage, &times(0, 1_500), NOW);
-    assert_eq!(cpu_ms(&usage, &a), 200, "what the parent got besides is the time of other children");
-}
-
-#[test]
 fn the_rests_of_two_jobs_in_one_sum_go_to_none() {
     let (mut usage, a) = begun();
     let b = job("b");
@@ -253,19 +242,6 @@ fn after_a_reading_with_the_rest_of_an_ended_job_the_next_rest_is_that_of_the_ne
 }
 
 #[test]
-fn times_that_were_read_when_only_the_first_thread_had_exited_are_not_the_last_ones() {
-    let (mut usage, a) = begun();
-    read(&mut usage, &a, id(ROOT), SHELL, &times(100, 0));
-    read_shell(&mut usage, &times(0, 0), NOW);
-    let events = [ProcessEvent::Exit { pid: ROOT }];
-    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(200, 0))]), None);
-    read(&mut usage, &a, id(ROOT), SHELL, &times(900, 0));
-    end(&mut usage, ROOT, None);
-    read_shell(&mut usage, &times(0, 1_500), NOW);
-    assert_eq!(cpu_ms(&usage, &a), 1500);
-}
-
-#[test]
 fn more_than_a_child_can_have_used_is_the_time_of_other_children_of_the_parent() {
     let (mut usage, a) = begun();
     read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
@@ -283,22 +259,6 @@ fn an_idle_process_can_have_used_what_fits_into_the_time_since_it_was_last_found
         usage.record_outside_parent_times(SHELL, &times(0, 0), at(2), |_| 1);
         usage.record_process_end(ROOT, None, idle_until, at(20));
         usage.record_outside_parent_times(SHELL, &times(0, 9_005), at(20), |_| 1);
-        assert_eq!(cpu_ms(&usage, &a), found_ms);
-    }
-}
-
-#[test]
-fn a_process_was_read_at_the_exit_of_its_child_and_can_have_run_only_since_then() {
-    let events = [ProcessEvent::Exit { pid: CHILD }];
-    let exit_times = BTreeMap::from([(ROOT, times(6, 1000))]);
-    // At 10 s, its parent outside of the job has 6999 ms more: at most 1500 ms of them can be of the process.
-    for (read_from, found_ms) in [(None, 8_005), (Some(at(2)), 8_005), (Some(at(9)), 1_006)] {
-        let (mut usage, a) = begun();
-        usage.record_process_times(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
-        usage.record_outside_parent_times(SHELL, &times(0, 0), at(2), |_| 1);
-        usage.note_exit_times(&events, exit_times.clone(), read_from);
-        usage.record_process_end(ROOT, None, None, at(10));
-        usage.record_outside_parent_times(SHELL, &times(0, 8_005), at(10), |_| 1);
         assert_eq!(cpu_ms(&usage, &a), found_ms);
     }
 }
@@ -370,41 +330,6 @@ fn a_job_that_is_taken_leaves_nothing_behind() {
     read_shell(&mut usage, &times(0, 0), NOW);
     assert!(usage.take_job_usage(&a).is_some());
     assert_eq!(usage, UsageState::default());
-}
-
-#[test]
-fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_process_nor_its_parent() {
-    let (mut usage, a) = begun();
-    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
-    read_shell(&mut usage, &times(0, 0), NOW);
-    let events = [ProcessEvent::Exit { pid: Pid(99) }, ProcessEvent::Exit { pid: ROOT }];
-    assert_eq!(usage.pids_with_exit_times_to_read(&events), BTreeSet::from([SHELL, ROOT]));
-    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(8, 1200))]), None);
-    end(&mut usage, ROOT, None);
-    assert_eq!(cpu_ms(&usage, &a), 1208, "it was a zombie");
-
-    read(&mut usage, &a, id(CHILD), SHELL, &times(5, 0));
-    let events = [ProcessEvent::Exit { pid: CHILD }];
-    usage.note_exit_times(&events, BTreeMap::from([(SHELL, times(0, 1308))]), None);
-    end(&mut usage, CHILD, None);
-    let parents = usage.take_exit_times_of_parents();
-    assert_eq!(parents, [(SHELL, times(0, 1308))]);
-    parents.iter().for_each(|(_, times)| read_shell(&mut usage, times, NOW));
-    assert_eq!(cpu_ms(&usage, &a), 1308, "its parent had waited for it");
-    assert_eq!(usage.take_exit_times_of_parents(), []);
-}
-
-#[test]
-fn what_was_read_of_a_parent_after_the_exit_of_its_child_is_not_taken_for_the_last_time_of_the_parent() {
-    let (mut usage, a) = begun();
-    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
-    read_shell(&mut usage, &times(0, 0), NOW);
-    let events = [ProcessEvent::Exit { pid: CHILD }];
-    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(6, 1200))]), None);
-    end(&mut usage, ROOT, None);
-    assert_eq!(cpu_ms(&usage, &a), 1206);
-    read_shell(&mut usage, &times(0, 1900), NOW);
-    assert_eq!(cpu_ms(&usage, &a), 1900);
 }
 
 #[test]

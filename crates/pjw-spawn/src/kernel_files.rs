@@ -1,0 +1,21 @@
+//! Files of the kernel with a few numbers, such as `pids.max` of a cgroup. Each is read by one read(2).
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// The room for the text of a file.
+const SHORT_BYTES: usize = 128;
+
+/// Returns the number in a file. `None` if the file contains `max`, or can't be read.
+pub(crate) fn number_in(file: &Path) -> Option<u64> {
+    short_text_of(file)?.trim().parse().ok()
+}
+
+/// Returns the text of a file with at most 128 bytes, or the first 128 bytes of a longer file. `None` if the file can't
+/// be read.
+pub(crate) fn short_text_of(file: &Path) -> Option<String> {
+    let mut bytes = [0; SHORT_BYTES];
+    let count = File::open(file).ok()?.read(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(bytes.get(..count)?).into_owned())
+}
