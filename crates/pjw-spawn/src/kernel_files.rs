@@ -1,11 +1,14 @@
-//! Files of the kernel with a few numbers, such as `pids.max` of a cgroup. Each is read by one read(2).
+//! Files of the kernel: texts of `/proc`, and short files such as `pids.max` of a cgroup, which are read by one read(2).
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// The room for the text of a file.
+/// The room for the text of a short file.
 const SHORT_BYTES: usize = 128;
+
+/// The room for the text of a file of `/proc`. With less, the kernel makes the text in more parts.
+const USUAL_BYTES: usize = 16 << 10;
 
 /// Returns the number in a file. `None` if the file contains `max`, or can't be read.
 pub(crate) fn number_in(file: &Path) -> Option<u64> {
@@ -18,4 +21,11 @@ pub(crate) fn short_text_of(file: &Path) -> Option<String> {
     let mut bytes = [0; SHORT_BYTES];
     let count = File::open(file).ok()?.read(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(bytes.get(..count)?).into_owned())
+}
+
+/// Returns the text of a file of `/proc`. Some of these files can contain names that are not valid UTF-8.
+pub(crate) fn read_text(path: &Path) -> Option<String> {
+    let mut text = Vec::with_capacity(USUAL_BYTES);
+    File::open(path).ok()?.read_to_end(&mut text).ok()?;
+    Some(String::from_utf8_lossy(&text).into_owned())
 }

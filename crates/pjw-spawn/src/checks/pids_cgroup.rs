@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::room::read_text;
+use crate::kernel_files::read_text;
 
 /// The caller's cgroup with the pids controller.
 #[derive(Debug, PartialEq, Eq)]

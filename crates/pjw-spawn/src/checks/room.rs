@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read as _;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,14 +13,12 @@ use nix::unistd::{Uid, getuid};
 use super::error::{CheckError, SPARE_DESCRIPTORS};
 use super::pids_cgroup::{CgroupMount, PidsCgroup};
 use crate::instance::Instance;
-use crate::kernel_files::{number_in, short_text_of};
+use crate::kernel_files::{number_in, read_text, short_text_of};
 
 /// The open descriptors are counted only if the instances need more than the limit divided by this number.
 const UNCOUNTED_SHARE: u64 = 8;
 /// Held by the thread that raises the limit of open descriptors. Another thread could set a lower limit in between.
 static LIMIT_CHANGE: Mutex<()> = Mutex::new(());
-/// The room for the text of a file of `/proc`. With less, the kernel makes the text in more parts.
-const USUAL_BYTES: usize = 16 << 10;
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
 /// The capabilities that lift RLIMIT_NPROC in the initial user namespace: `copy_process` in kernel/fork.c of Linux
@@ -355,13 +352,6 @@ fn threads_of_user(uid: u32, namespace: Option<u64>) -> u64 {
         counts.then(|| field(&status, "Threads:")?.parse::<u64>().ok()).flatten()
     };
     processes.flatten().filter(is_process).filter_map(threads).sum()
-}
-
-/// Returns the text of a file of `/proc`. Some of these files can contain names that are not valid UTF-8.
-pub(super) fn read_text(path: &Path) -> Option<String> {
-    let mut text = Vec::with_capacity(USUAL_BYTES);
-    fs::File::open(path).ok()?.read_to_end(&mut text).ok()?;
-    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Returns the first word of the field `name` in the text of /proc/PID/status.
