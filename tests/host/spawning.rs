@@ -190,6 +190,21 @@ fn instances_have_their_ranks_in_arguments_and_variables() {
 }
 
 #[test]
+fn an_instance_runs_on_the_part_of_its_rank_in_turns() {
+    // The last CPU is part 0. With one CPU, there is one part.
+    let mut parts: Vec<String> = mask(std::process::id()).iter().map(|pu| pu.to_string()).collect();
+    parts.reverse();
+    parts.truncate(2);
+    let script = "echo %r $PJW_CPUS $(grep Cpus_allowed_list /proc/self/status)";
+    let of_rank = |rank: usize| format!("{rank} {0} Cpus_allowed_list: {0}", parts[rank % parts.len()]);
+    for proxy in ["never", "auto"] {
+        let line = format!("-n 5 --map {} --proxy {proxy} --", parts.join(";"));
+        let output = local(&line, &["sh", "-c", script]);
+        assert_eq!(sorted_lines(&output.stdout), [0, 1, 2, 3, 4].map(of_rank), "{proxy}: {output:?}");
+    }
+}
+
+#[test]
 fn the_exit_code_is_the_highest_of_the_instances() {
     let code = |script: &str| local("-n 3 --", &["sh", "-c", script, "sh", "%r"]).status.code();
     assert_eq!(code("exit 0"), Some(0));

@@ -140,6 +140,25 @@ fn a_memory_node_that_does_not_exist_is_refused_before_the_first_instance() {
 }
 
 #[test]
+fn a_mask_outside_of_the_callers_is_refused_before_the_first_instance() {
+    let directory = tempfile::tempdir().unwrap();
+    let started = directory.path().join("started");
+    // No machine has this CPU.
+    let outside = Placement::on_cpus("8000".parse().unwrap());
+    let placements = [Arc::new(Placement::default()), Arc::new(outside)];
+    let arguments = ["touch", started.to_str().unwrap()];
+    let context = SpawnContext::new("touch").unwrap();
+    let group = instances(2, &arguments, &placements, &Stdio::default());
+    for (group, rank) in [(instances(1, &arguments, &placements[1..], &Stdio::default()), 0), (group, 1)] {
+        let error = context.spawn_n(group).unwrap_err().to_string();
+        let begin = format!("instance {rank} was given the CPUs 8000, and ");
+        let end = format!("; choose from {}", own_mask());
+        assert!(error.starts_with(&begin) && error.ends_with(&end), "{error}");
+    }
+    assert!(!started.exists(), "an instance was started");
+}
+
+#[test]
 fn each_instance_has_its_own_arguments_and_variables() {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let stdio = Stdio { output: Some(Arc::new(writer.into())), ..Stdio::default() };
