@@ -27,9 +27,9 @@ const LAST_POINT_MICROSECONDS: u64 = 150_000;
 /// The signals that end a process, signal(7). Not SIGSEGV and SIGBUS: a handler of Rust's runtime takes the first one
 /// that another process sends before the beginning of `main`. Not SIGPIPE: Rust's runtime ignores
 /// it. The numbers are SIGSTKFLT and SIGIO, whose names not every shell knows, and real-time signals.
-const SIGNALS: [&str; 22] = [
+const SIGNALS: [&str; 23] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "FPE", "KILL", "USR1", "USR2", "ALRM", "TERM", "XCPU",
-    "XFSZ", "VTALRM", "PROF", "PWR", "16", "29", "34", "50", "64",
+    "XFSZ", "VTALRM", "PROF", "PWR", "SYS", "16", "29", "34", "50", "64",
 ];
 
 /// The signals that end a start, docs/spawn.md. Others wait until all instances have begun.
