@@ -10,9 +10,9 @@ const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 480.0;
 /// The rectangle of the lines: left, top, right, bottom. The legend is on its right.
 const FRAME: (f64, f64, f64, f64) = (80.0, 40.0, 640.0, 420.0);
-const COLOURS: [&str; 11] = [
+const COLOURS: [&str; 12] = [
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22",
-    "#17becf", "#000000",
+    "#17becf", "#000000", "#ffbb78",
 ];
 
 /// A chart of lines. The scale of the vertical axis is logarithmic.
@@ -123,6 +123,8 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn chart() -> Chart {
@@ -144,6 +146,16 @@ mod tests {
             svg.contains(">1</text>") && svg.contains(">10</text>") && !svg.contains(">100</text>"),
             "{svg}"
         );
+    }
+
+    #[test]
+    fn twelve_lines_have_twelve_colours() {
+        // The bench `spawn` draws so many schemes.
+        let lines = (0..12).map(|number| (number.to_string(), vec![(1.0, 10.0)])).collect();
+        let svg = Chart { lines, ..chart() }.svg();
+        let lines = svg.lines().filter(|line| line.starts_with("<polyline"));
+        let colours: BTreeSet<&str> = lines.filter_map(|line| line.split("stroke=\"").nth(1)).collect();
+        assert_eq!(colours.len(), 12, "{svg}");
     }
 
     #[test]
