@@ -69,6 +69,31 @@ fn no_mask_is_written_for_a_program_that_binds_its_threads_without_overload() {
 }
 
 #[test]
+fn a_program_that_binds_itself_in_a_part_of_the_machine_causes_no_action_from_its_start_to_its_end() {
+    let mut machine = machine_with(regular_topology(2, 1, 1, 2, 1), Policy::default());
+    machine.spawn(10, 1, 0);
+    machine.assign("a", 2, &[10]).unwrap();
+    assert_eq!(machine.grant("a"), "0-1");
+    let load: [(u32, Option<&str>, u32); 2] = [(20, Some("0"), 1000), (21, Some("1"), 1000)];
+    for (pid, ..) in load {
+        machine.spawn(pid, 10, 0);
+    }
+    let while_unbound = machine.settle();
+    assert!(while_unbound.is_empty(), "before it has bound itself: {while_unbound:?}");
+    for (pid, mask, _) in load {
+        mask.into_iter().for_each(|mask| machine.bind(pid, pid, mask));
+    }
+    let when_bound = machine.settle();
+    assert!(when_bound.is_empty(), "{when_bound:?}");
+    assert_eq!(run_and_count_moves(&mut machine, 60, &load), BTreeMap::new());
+    for (pid, ..) in load {
+        machine.exit(pid);
+    }
+    let at_the_end = machine.settle();
+    assert!(at_the_end.is_empty(), "{at_the_end:?}");
+}
+
+#[test]
 fn in_a_steady_state_no_thread_moves_more_than_twice_a_minute() {
     let hot = |count: u32| (20..20 + count).map(|pid| (pid, None, 1000)).collect::<Vec<_>>();
     let with = |count: u32, more: Load<'static>| [hot(count), more.to_vec()].concat();
@@ -131,6 +156,19 @@ fn helper_threads_of_a_rank_leave_the_core_of_the_rank_to_it() {
     assert_eq!(machine.effective_mask(20, 20), "0");
     assert_eq!(machine.effective_mask(20, 120), "0-3", "the helper thread is not pinned");
     assert_eq!(run_and_count_moves(&mut machine, 60, &load), BTreeMap::new());
+}
+
+#[test]
+fn a_helper_thread_leaves_the_core_to_which_its_rank_is_bound_only_if_it_is_hot() {
+    for (permille, expected) in [(200, "0"), (1000, "1")] {
+        let load = [(20, Some("0"), 1000), (120, None, permille)];
+        let mut machine = job_of(&load[..1], OversubscriptionPolicy::Float);
+        machine.clone_thread(20, 120);
+        run_and_count_moves(&mut machine, 5, &load);
+        assert_eq!(machine.effective_mask(20, 20), "0", "the rank stays");
+        assert_eq!(machine.effective_mask(20, 120), expected, "the helper runs for {permille} permille");
+        assert_eq!(run_and_count_moves(&mut machine, 60, &load), BTreeMap::new());
+    }
 }
 
 #[test]
