@@ -81,6 +81,10 @@ fn a_mask_that_a_job_widens_is_repaired_and_reported() {
         events.ends_with(&["violation".to_owned(), "repaired".to_owned()])
     });
     wait_until("no violation is left", || daemon.job("a").is_some_and(|job| job.violations == 0));
+    daemon.release("a").unwrap();
+    let reply: Value = daemon.call("GetReports", &json!({ "job": daemon.job_id("a") })).unwrap();
+    let count = |name: &str| reply["reports"][0][name].as_u64().unwrap();
+    assert!(count("violations") >= 1 && count("repairs") >= 1, "the report counts both: {reply}");
 }
 
 #[test]

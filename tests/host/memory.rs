@@ -133,6 +133,10 @@ fn the_memory_of_a_sleeping_farm_is_that_of_a_sum_over_smaps() {
     assert!(shared >= 750, "a late fork shares most pages: {shared}");
     assert_eq!((number(&read["address_spaces"]), number(&read["gone"])), (5, 0));
     assert!(number(&read["page_tables"]) > 0 && number(&read["available"]) > 0, "{read}");
+    let of_each: Vec<u64> =
+        read["processes"].as_array().unwrap().iter().map(|one| number(&one["page_tables"])).collect();
+    assert!(of_each.iter().all(|&bytes| bytes > 0), "each process has page tables: {read}");
+    assert_eq!(of_each.iter().sum::<u64>(), number(&read["page_tables"]));
     let pids: Vec<u64> =
         read["processes"].as_array().unwrap().iter().map(|one| number(&one["pid"])).collect();
     let mut expected: Vec<u64> = farm.pids().into_iter().map(u64::from).collect();
@@ -173,8 +177,11 @@ fn the_memory_on_each_numa_node_is_read_on_request() {
     farm.assign(&daemon);
     assert_eq!(memory(&daemon)["by_node"].as_object().unwrap().len(), 0);
     let read = show(&daemon, &["--memory", "--nodes"])["memory"].clone();
-    let by_node: u64 = read["by_node"].as_object().unwrap().values().map(number).sum();
-    assert!(agree(by_node, number(&read["rss"]), 20), "{read}");
+    let on_all_nodes = |of: &Value| of["by_node"].as_object().unwrap().values().map(number).sum::<u64>();
+    assert!(agree(on_all_nodes(&read), number(&read["rss"]), 20), "{read}");
+    for process in read["processes"].as_array().unwrap() {
+        assert!(agree(on_all_nodes(process), number(&process["rss"]), 20), "{process}");
+    }
 }
 
 /// A process with 100 MiB and a child with the same address space, as the tasks of Process-in-Process have it.
