@@ -13,8 +13,8 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg,
-    socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
+    sendmsg, shutdown, socketpair,
 };
 
 use super::directory::{TASKS_VARIABLE, TaskDirectory};
@@ -363,6 +363,9 @@ impl AddressSpace {
 
 impl Drop for AddressSpace {
     fn drop(&mut self) {
+        // A process that another thread has forked meanwhile may have a copy of the socket. The host would then wait for
+        // further requests as long as that process lives.
+        let _ = shutdown(&self.socket, Shutdown::Both);
         if self.is_left {
             return;
         }

@@ -16,6 +16,7 @@ use pjw_core::cpuset::Pu;
 use tempfile::TempDir;
 
 use super::AddressSpace;
+use crate::child::wait_without_reaping;
 use crate::layout::ExecArrays;
 use crate::{Arguments, Child, ExitStatus, Instance, Placement, SpawnContext, SpawnError, SpawnStep, Stdio};
 
@@ -190,4 +191,27 @@ fn a_host_that_cannot_receive_a_request_ends_beside_living_tasks_and_the_error_s
         assert_eq!(task.try_wait(), Ok(None));
         task.kill_and_wait();
     }
+}
+
+#[test]
+fn a_host_ends_with_its_last_task_although_another_process_has_a_copy_of_the_connection() {
+    let Some((path, _directory)) = task_program() else {
+        return eprintln!("skipped: cc can't link a static program for x86-64 here");
+    };
+    let context = SpawnContext::new(&path).unwrap().add_rank_variables().share_memory().unwrap();
+    let mut space = AddressSpace::create(&context, 6, 6).unwrap();
+    // In place of a process that another thread has forked, and that executes no program.
+    let copy = space.socket.try_clone().unwrap();
+    let child = space.start(&instance(0, 7, Placement::default())).unwrap();
+    assert_eq!(child.wait(), Ok(ExitStatus::Code(7)));
+    let host = space.host_pid();
+    drop(space);
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = sender.send(wait_without_reaping(host));
+    });
+    let ended = receiver.recv_timeout(Duration::from_secs(60)).expect("the host lives after 60 s");
+    // Another test that makes an address space may have waited for this host.
+    assert!([Ok(ExitStatus::Code(0)), Err(Errno::ECHILD)].contains(&ended), "{ended:?}");
+    drop(copy);
 }
