@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use pjw_core::ids::Pid;
 
 /// A process that this crate has started, with its process id and its pidfd. Dropping this value closes the pidfd and
@@ -121,10 +121,11 @@ pub(crate) fn wait_without_reaping(pid: Pid) -> Result<ExitStatus, Errno> {
 /// Kills a child process that has no pidfd here, and waits for its end. Does nothing if `pid` is no child of the
 /// calling process. A child that was not waited for keeps its process id.
 pub(crate) fn end_without_pidfd(pid: Pid) {
-    let pid = nix::unistd::Pid::from_raw(pid.0.cast_signed());
-    if is_own(Id::Pid(pid)) {
-        let _ = kill(pid, Signal::SIGKILL);
-        let _ = waitpid(pid, None);
+    let process = nix::unistd::Pid::from_raw(pid.0.cast_signed());
+    if is_own(Id::Pid(process)) {
+        let _ = kill(process, Signal::SIGKILL);
+        // A signal handler of the caller may interrupt the call.
+        let _ = wait_until_ended(|| wait_once(libc::P_PID, pid.0, libc::WEXITED));
     }
 }
 
@@ -138,5 +139,56 @@ fn is_own(process: Id<'_>) -> bool {
 impl AsFd for Child {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, sigaction};
+
+    use super::*;
+
+    extern "C" fn do_nothing(_: i32) {}
+
+    #[test]
+    fn a_killed_child_is_waited_for_also_if_signals_interrupt_the_caller() {
+        // Without `SA_RESTART`, a handled signal interrupts system calls: signal(7).
+        let action = SigAction::new(SigHandler::Handler(do_nothing), SaFlags::empty(), SigSet::empty());
+        // SAFETY: the handler does nothing, and no other test uses this signal.
+        unsafe { sigaction(Signal::SIGURG, &action) }.unwrap();
+        // SAFETY: has no precondition.
+        let caller = unsafe { libc::pthread_self() };
+        let is_done = AtomicBool::new(false);
+        let kill_children = || {
+            let is_gone = |_: &i32| {
+                // SAFETY: the new process only waits for its end.
+                let pid = unsafe { libc::fork() };
+                if pid == 0 {
+                    loop {
+                        // SAFETY: has no precondition.
+                        unsafe { libc::pause() };
+                    }
+                }
+                end_without_pidfd(Pid(pid.cast_unsigned()));
+                !is_own(Id::Pid(nix::unistd::Pid::from_raw(pid)))
+            };
+            (0..100).filter(is_gone).count()
+        };
+        let gone = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    // SAFETY: the thread lives until this one has ended.
+                    unsafe { libc::pthread_kill(caller, libc::SIGURG) };
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+            });
+            let gone = kill_children();
+            is_done.store(true, Ordering::Relaxed);
+            gone
+        });
+        assert_eq!(gone, 100);
     }
 }
