@@ -26,11 +26,22 @@ pub(super) struct CgroupMount {
 
 impl CgroupMount {
     /// Returns the mounts that the calling process sees. They are read once, because a file with many mounts takes long
-    /// to read.
+    /// to read. Empty if they can't be read now.
     pub(super) fn all_seen_by_caller() -> &'static [Self] {
         static MOUNTS: OnceLock<Vec<CgroupMount>> = OnceLock::new();
-        MOUNTS
-            .get_or_init(|| cgroup_mounts(&read_text(Path::new("/proc/self/mountinfo")).unwrap_or_default()))
+        Self::stored_or_read(&MOUNTS, || read_text(Path::new("/proc/self/mountinfo")))
+    }
+
+    /// Returns the mounts in `stored`. If there are none yet, stores those in the text that `read` returns. If `read`
+    /// returns no text, for example for lack of a descriptor, stores nothing: a later call tries again.
+    fn stored_or_read(stored: &OnceLock<Vec<Self>>, read: impl FnOnce() -> Option<String>) -> &[Self] {
+        if let Some(mounts) = stored.get() {
+            return mounts;
+        }
+        match read() {
+            Some(text) => stored.get_or_init(|| cgroup_mounts(&text)),
+            None => &[],
+        }
     }
 }
 
@@ -111,6 +122,14 @@ mod tests {
         let v2 = pids_cgroup("0::/user/b\n", &cgroup_mounts(V2));
         assert_eq!(v2, Some(PidsCgroup { directory: "/sys/fs/cgroup/user/b".into(), is_v1: false }));
         assert_eq!(pids_cgroup("4:cpu:/a\n", &cgroup_mounts(V1)), None);
+    }
+
+    #[test]
+    fn mounts_that_could_not_be_read_are_read_again_and_others_are_not() {
+        let stored = OnceLock::new();
+        assert!(CgroupMount::stored_or_read(&stored, || None).is_empty());
+        assert_eq!(CgroupMount::stored_or_read(&stored, || Some(V1.to_owned())), cgroup_mounts(V1));
+        assert_eq!(CgroupMount::stored_or_read(&stored, || Some(V2.to_owned())), cgroup_mounts(V1));
     }
 
     #[test]
