@@ -12,7 +12,7 @@ use crate::bare;
 /// but wrong: it takes events from open files that other processes share, and reports a descriptor with `O_PATH` as not
 /// open.
 const CHECKED_NUMBERS: RawFd = 512;
-/// The descriptors below this number are checked one by one if there is no /proc.
+/// The descriptors below this number are checked one by one if there is no /proc, or if no number is free for its list.
 const UNLISTED_NUMBERS: RawFd = 1024;
 
 /// Gives the calling thread its own table of file descriptors, with copies of all descriptors (unshare(2),
@@ -126,16 +126,19 @@ pub(super) fn close_cloexec_descriptors(kept: [RawFd; 2]) -> Result<RawFd, Errno
     let found_all = open_descriptor_count().is_some_and(|count| {
         (0..CHECKED_NUMBERS).filter(|descriptor| close_or_keep(*descriptor)).nth(count - 1).is_some()
     });
-    if !found_all
-        && for_each_descriptor_in_proc(|descriptor| {
-            close_or_keep(descriptor);
-        })
-        .is_err()
-    {
-        // /proc is not there.
-        (0..UNLISTED_NUMBERS).for_each(|descriptor| {
-            close_or_keep(descriptor);
+    // If no number is free for the list, the check of the small numbers makes some free.
+    let found_all = found_all
+        || [0..0, 0..UNLISTED_NUMBERS].into_iter().any(|numbers| {
+            numbers.for_each(|descriptor| {
+                close_or_keep(descriptor);
+            });
+            for_each_descriptor_in_proc(|descriptor| {
+                close_or_keep(descriptor);
+            })
+            .is_ok()
         });
+    if !found_all {
+        // /proc is not there.
         let above = kept.into_iter().fold(UNLISTED_NUMBERS, RawFd::max).saturating_add(1);
         close_descriptor_range(above, RawFd::MAX).map_err(Errno::from_raw)?;
     }
@@ -207,7 +210,7 @@ mod tests {
     #[test]
     fn descriptors_are_closed_as_by_execve_also_without_proc() {
         let thread = std::thread::spawn(|| {
-            for call in [libc::SYS_newfstatat, libc::SYS_stat, libc::SYS_statx, libc::SYS_getdents64] {
+            for call in [libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_getdents64] {
                 refuse_call(call, Errno::ENOENT);
             }
             closes_as_execve(900, 910) && closes_as_execve(900, 1100)
@@ -248,18 +251,55 @@ mod tests {
             && (700..800).all(|descriptor| is_open(descriptor) == (descriptor >= 750))
     }
 
+    /// Runs `check` in a new process, so that the other tests keep their limit. Returns the result of `check`.
+    fn check_in_new_process(check: fn() -> bool) -> bool {
+        // SAFETY: the new process makes system calls, and ends.
+        match unsafe { libc::fork() } {
+            // SAFETY: ends the process.
+            0 => unsafe { libc::_exit(i32::from(!check())) },
+            pid => matches!(waitpid(Pid::from_raw(pid), None), Ok(WaitStatus::Exited(_, 0))),
+        }
+    }
+
     #[test]
     fn descriptors_above_a_lowered_limit_are_closed_also_before_linux_5_9() {
         let thread = std::thread::spawn(|| {
             refuse_call(libc::SYS_close_range, Errno::ENOSYS);
-            // In a new process, so that the other tests keep their limit.
-            // SAFETY: the new process makes system calls, and ends.
-            match unsafe { libc::fork() } {
-                // SAFETY: ends the process.
-                0 => unsafe { libc::_exit(i32::from(!closes_above_the_limit())) },
-                pid => waitpid(Pid::from_raw(pid), None).unwrap(),
-            }
+            check_in_new_process(closes_above_the_limit)
         });
-        assert!(matches!(thread.join().unwrap(), WaitStatus::Exited(_, 0)));
+        assert!(thread.join().unwrap());
+    }
+
+    /// Opens a descriptor that execve(2) keeps, with a number above the unlisted ones. Then opens all numbers up to a
+    /// lowered limit. Returns whether the descriptor stays open when those that execve(2) closes are closed.
+    fn keeps_a_large_number_without_a_free_one() -> bool {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the process has these descriptors and limits for itself alone.
+        let inherited = unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+            limit.rlim_cur = limit.rlim_max;
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+            let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            let inherited = libc::fcntl(null, libc::F_DUPFD, UNLISTED_NUMBERS + 100);
+            for descriptor in 3..64 {
+                libc::dup3(null, descriptor, libc::O_CLOEXEC);
+            }
+            limit.rlim_cur = 64;
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+            inherited
+        };
+        let first_own = close_cloexec_descriptors([-1, -1]);
+        inherited > UNLISTED_NUMBERS && first_own == Ok(inherited + 1) && is_open(inherited) && !is_open(63)
+    }
+
+    #[test]
+    fn descriptors_are_closed_as_by_execve_also_if_no_number_is_free_before_linux_6_2() {
+        let thread = std::thread::spawn(|| {
+            for call in [libc::SYS_newfstatat, libc::SYS_statx] {
+                refuse_call(call, Errno::ENOENT);
+            }
+            check_in_new_process(keeps_a_large_number_without_a_free_one)
+        });
+        assert!(thread.join().unwrap());
     }
 }
