@@ -25,7 +25,7 @@ use crate::results::{self, InstanceResult, ResultPacket};
 use crate::signals;
 use crate::spawner;
 use crate::tasks::descriptors::unshare_descriptor_table;
-use crate::tasks::group::start_whole_group;
+use crate::tasks::group::{can_start_whole_group, start_whole_group};
 use crate::tasks::room::AddressSpaceError;
 use crate::work::SpawnerWork;
 
@@ -134,8 +134,11 @@ impl SpawnContext {
     ///
     /// If `instances` has a single element, the calling thread starts the process itself, and keeps its own affinity
     /// mask and memory policy. The same holds for all processes that share memory ([`SpawnContext::share_memory`]).
-    /// Exception: with [`SpawnContext::kill_when_launcher_ends`] or [`SpawnContext::set_replicas`], another thread
-    /// starts the processes.
+    /// Another thread starts the processes in two cases:
+    ///
+    /// - With [`SpawnContext::kill_when_launcher_ends`] or [`SpawnContext::set_replicas`].
+    /// - If processes that share memory are started by a thread whose stack or thread-local variables are in the heap
+    ///   (brk(2)), such as the first thread of a static program of glibc.
     ///
     /// # Errors
     /// The errors of [`SpawnContext::start`]. No process is started then.
@@ -146,7 +149,7 @@ impl SpawnContext {
                 raise_descriptor_limit(1)?;
                 Ok(vec![spawner::start_single_instance(&self.setup, instance)])
             }
-            _ if self.setup.task_program.is_some() && !self.setup.ends_with_launcher => {
+            _ if can_start_whole_group(&self.setup) => {
                 self.check_instances(&instances)?;
                 raise_descriptor_limit(instances.len())?;
                 Ok(start_whole_group(&self.setup, &instances)?)
@@ -168,9 +171,9 @@ impl SpawnContext {
 }
 
 impl SpawnContext {
-    /// Returns whether the calling thread can start a single instance itself. An instance that ends with its launcher
+    /// Returns whether the calling thread can start a single instance by exec. An instance that ends with its launcher
     /// needs a thread that lives as long as the context. Replicas need a thread with a mount namespace of its own. A
-    /// task needs a thread that makes its address space.
+    /// task is not started by exec.
     fn needs_no_thread(&self) -> bool {
         !self.setup.ends_with_launcher && self.setup.replicas.is_none() && self.setup.task_program.is_none()
     }

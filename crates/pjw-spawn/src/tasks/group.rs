@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 
+use super::own_memory::is_thread_in_heap;
 use super::request::MAX_PENDING_REQUESTS;
 use super::room::AddressSpaceError;
 use super::space::{AddressSpace, SpaceParameters};
@@ -85,6 +86,16 @@ pub(crate) fn start_group(
     }
     finish_all(&mut space, &mut pending, progress);
     Ok(space)
+}
+
+/// Returns whether the calling thread can start the instances of the context with the parameters `setup` by
+/// [`start_whole_group`]. False if they are no tasks, and in these cases:
+///
+/// - The tasks must end with their launcher. They need a thread that lives as long as the context.
+/// - The stack or the thread-local variables of the calling thread are in the heap. The host, which is a fork of the
+///   thread, frees its heap.
+pub(crate) fn can_start_whole_group(setup: &Setup) -> bool {
+    setup.task_program.is_some() && !setup.ends_with_launcher && !is_thread_in_heap()
 }
 
 /// Makes an address space, and starts all of `instances` as tasks from the calling thread. Waits until each task has

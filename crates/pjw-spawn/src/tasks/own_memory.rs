@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use nix::errno::Errno;
 
 use super::page::{ADDRESS_LIMIT, PAGE};
+use crate::bare;
 
 /// The lowest address that is unmapped. Tasks map nothing below this address (`vm.mmap_min_addr`).
 const FIRST_ADDRESS: u64 = 4096;
@@ -24,6 +25,20 @@ pub(super) fn heap_begin() -> Option<u64> {
     // Field 47 of proc(5). The text behind the name begins with field 3.
     let begin = text.rsplit_once(')')?.1.split_whitespace().nth(47 - 3)?.parse().ok()?;
     (begin != 0).then(|| *BEGIN.get_or_init(|| begin))
+}
+
+/// Returns whether the stack or the thread-local variables of the calling thread are in the heap (brk(2)). The first
+/// thread of a static program has its thread-local variables there: the C library makes room for them by brk(2). A host
+/// that is forked from such a thread would lose them when it frees its heap.
+pub(super) fn is_thread_in_heap() -> bool {
+    // SAFETY: the kernel refuses to set the break to 0, and returns the present one.
+    let end = unsafe { bare::raw_syscall(libc::SYS_brk, [0; 5]) };
+    let (Some(begin), Ok(end)) = (heap_begin(), end.map(i64::cast_unsigned)) else { return false };
+    let on_stack = 0_u8;
+    // SAFETY: has no precondition.
+    let thread_local = unsafe { libc::__errno_location() };
+    let addresses = [(&raw const on_stack).addr(), thread_local.addr()];
+    addresses.into_iter().any(|address| (begin..end).contains(&(address as u64)))
 }
 
 /// Frees the heap of the calling process, which begins at the address `begin`. Also maps an inaccessible page there, so

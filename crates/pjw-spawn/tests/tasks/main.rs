@@ -8,11 +8,13 @@ mod programs;
 mod ends;
 mod refused;
 
+use std::ffi::c_void;
 use std::fs;
 use std::io::{BufRead, BufReader, PipeReader};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::ptr;
 use std::sync::Arc;
 
 use pjw_core::ids::Pid;
@@ -112,6 +114,52 @@ fn tasks_have_their_own_heap_threads_and_thread_local_variables() {
     for child in results {
         assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
     }
+}
+
+/// What the process of the next test prints when its tasks have ended.
+const ENDED: &str = "the tasks have ended";
+
+#[test]
+fn a_thread_whose_stack_is_in_the_heap_starts_tasks() {
+    if task_program().is_none() {
+        return;
+    }
+    // Other threads of this process may move its break.
+    let mut other = Command::new(std::env::current_exe().unwrap());
+    other.args(["--exact", "a_thread_in_the_heap_of_a_process_of_its_own", "--ignored", "--nocapture"]);
+    let output = other.output().unwrap();
+    let has_ended = String::from_utf8_lossy(&output.stdout).contains(ENDED);
+    assert!(output.status.success() && has_ended, "{output:?}");
+}
+
+/// Starts two tasks, and waits for their ends. A panic ends the process.
+extern "C" fn start_two_tasks(_: *mut c_void) -> *mut c_void {
+    let program = task_program().unwrap();
+    let instances = (0..2).map(|rank| instance(&program, rank, 2, &["live"])).collect();
+    for child in context(&program).spawn_n(instances).unwrap() {
+        assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
+    }
+    ptr::null_mut()
+}
+
+#[test]
+#[ignore = "a part of a_thread_whose_stack_is_in_the_heap_starts_tasks"]
+fn a_thread_in_the_heap_of_a_process_of_its_own() {
+    const STACK_BYTES: usize = 2 << 20;
+    // SAFETY: the new thread alone uses the memory that is added to the heap, and ends before this function.
+    unsafe {
+        let stack = libc::sbrk(STACK_BYTES.cast_signed());
+        assert_ne!(stack.addr(), usize::MAX, "the heap can't grow");
+        let (mut attributes, mut thread) = (std::mem::zeroed(), std::mem::zeroed());
+        assert_eq!(libc::pthread_attr_init(&raw mut attributes), 0);
+        assert_eq!(libc::pthread_attr_setstack(&raw mut attributes, stack, STACK_BYTES), 0);
+        let no_argument = ptr::null_mut();
+        let created =
+            libc::pthread_create(&raw mut thread, &raw const attributes, start_two_tasks, no_argument);
+        assert_eq!(created, 0);
+        assert_eq!(libc::pthread_join(thread, ptr::null_mut()), 0);
+    }
+    println!("\n{ENDED}");
 }
 
 #[test]
