@@ -116,6 +116,29 @@ fn tasks_have_their_own_heap_threads_and_thread_local_variables() {
     }
 }
 
+#[test]
+fn of_tasks_with_large_environments_only_one_that_is_too_large_fails() {
+    let Some(program) = task_program() else { return };
+    // All requests together have 8 MiB of memory, which is not enough for three of those with 3 MiB.
+    let mebibytes = [0, 3, 3, 3, 9, 3, 0];
+    let with_variable = |(rank, mebibytes): (u32, usize)| {
+        let mut instance = instance(&program, rank, 7, &["live"]);
+        let value = "x".repeat(mebibytes << 20);
+        instance.variables.push(std::ffi::CString::new(format!("LARGE={value}")).unwrap());
+        instance
+    };
+    let results = context(&program).spawn_n((0..).zip(mebibytes).map(with_variable).collect()).unwrap();
+    for (result, mebibytes) in results.into_iter().zip(mebibytes) {
+        match result {
+            Ok(child) => assert_eq!((mebibytes == 9, child.wait()), (false, Ok(ExitStatus::Code(0)))),
+            Err(error) => assert_eq!(
+                (mebibytes, error.step, error.errno),
+                (9, SpawnStep::Exec, nix::errno::Errno::E2BIG)
+            ),
+        }
+    }
+}
+
 /// What the process of the next test prints when its tasks have ended.
 const ENDED: &str = "the tasks have ended";
 
@@ -254,7 +277,8 @@ fn brk_of_a_task_fails_and_malloc_works_on() {
 
 #[test]
 fn each_task_is_inside_its_part_at_its_first_instruction() {
-    let parts: Vec<_> = programs::own_mask().iter().collect();
+    let own_mask = programs::own_mask();
+    let parts: Vec<_> = own_mask.iter().collect();
     if parts.len() < 2 {
         println!("skipped: this process has one CPU only, so there is no other part");
         return;
@@ -272,6 +296,7 @@ fn each_task_is_inside_its_part_at_its_first_instruction() {
         ..instance(&program, rank, 100, &[])
     });
     let results = context(&program).spawn_n(instances.collect()).unwrap();
+    assert_eq!(programs::own_mask(), own_mask, "the thread that starts the tasks keeps its mask");
     for (rank, child) in results.into_iter().enumerate() {
         let child = child.unwrap();
         assert_eq!(child.wait(), Ok(ExitStatus::Code(0)));
