@@ -94,6 +94,9 @@ struct PublishedJob {
     wanted_file: WantedFile,
     /// Whether the files are watched. If not, they are read in each rescan.
     is_watched: bool,
+    /// Whether an earlier daemon left the file `want`, and this one has not read it yet because another file could not
+    /// be written.
+    is_want_unread: bool,
     /// The sentence for the warning that a file is not as it should be. `None` if all are.
     fault: Option<String>,
     /// Whether the reason for `fault` is that pjwd had no free file descriptor.
@@ -130,18 +133,20 @@ impl PublishedJob {
         };
         let directory = self.directory.insert(directory);
         let map_written = directory.write_core_map(&self.content.core_map);
-        let want_written = self.write_want_file(id, is_new, watch);
+        let want_written = self.write_want_file(id, is_new || self.is_want_unread, watch);
+        // The caller reads the file only if both succeed.
+        self.is_want_unread = map_written.is_err() && matches!(want_written, Ok(true));
         // If both fail, the core map is more important.
         map_written.and(want_written.map_err(|fault| fault.with_part(UnpublishedPart::WantFile)))
     }
 
     /// Makes the file `want` in the directory of this job, whose id is `id`, and watches the files of the job with
-    /// `watch`. `is_new` says whether this daemon has only now made or found the directory. Returns true, and does not
-    /// write the file, as [`PublishedJob::write_files`] says.
+    /// `watch`. `may_be_unread` says whether this daemon has not read a file that it finds there. Returns true, and does
+    /// not write the file, as [`PublishedJob::write_files`] says.
     fn write_want_file(
         &mut self,
         id: &JobId,
-        is_new: bool,
+        may_be_unread: bool,
         watch: &mut FileWatch,
     ) -> Result<bool, FileFault> {
         let Some(directory) = &self.directory else { return Ok(false) };
@@ -152,7 +157,7 @@ impl PublishedJob {
             self.is_watched = watch.add(id, directory.path());
         }
         // What a program wrote while no daemon ran counts. Otherwise the file shows what is in force.
-        let is_to_be_read = was_there && is_new;
+        let is_to_be_read = was_there && may_be_unread;
         if !is_to_be_read {
             let path = directory.want_path();
             self.wanted_file
@@ -250,6 +255,7 @@ impl JobFiles {
             directory: None,
             wanted_file: WantedFile::new(content.wanted),
             is_watched: false,
+            is_want_unread: false,
             fault: None,
             lacks_descriptor: false,
         });
@@ -411,6 +417,7 @@ impl JobFiles {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let Some(directory) = &job.directory else { continue };
             let reading = job.wanted_file.read(&directory.want_path(), job.content.owner);
+            job.is_want_unread = false;
             let owner = job.content.owner;
             self.update_warnings(&id);
             match reading {

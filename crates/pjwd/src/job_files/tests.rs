@@ -1,6 +1,7 @@
 //! The files of jobs in a real directory: what is published, what is made again, and what a program writes.
 
 mod descriptors;
+mod failed_writes;
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
