@@ -73,6 +73,8 @@ pub struct JobFiles {
     /// The directory `STATE_DIR/jobs`.
     root: JobsDirectory,
     jobs: BTreeMap<JobId, PublishedJob>,
+    /// The jobs whose files could not be written because pjwd had no free file descriptor.
+    without_descriptor: BTreeSet<JobId>,
     /// The warnings about the files of each job that has one.
     warnings: BTreeMap<JobId, Vec<Warning>>,
     /// Watches the files with inotify(7).
@@ -99,8 +101,6 @@ struct PublishedJob {
     is_want_unread: bool,
     /// The sentence for the warning that a file is not as it should be. `None` if all are.
     fault: Option<String>,
-    /// Whether the reason for `fault` is that pjwd had no free file descriptor.
-    lacks_descriptor: bool,
 }
 
 impl PublishedJob {
@@ -141,8 +141,8 @@ impl PublishedJob {
     }
 
     /// Makes the file `want` in the directory of this job, whose id is `id`, and watches the files of the job with
-    /// `watch`. `may_be_unread` says whether this daemon has not read a file that it finds there. Returns true, and does
-    /// not write the file, as [`PublishedJob::write_files`] says.
+    /// `watch`. `may_be_unread` says whether this daemon has not read a file that it finds there. Returns true, and
+    /// does not write the file, as [`PublishedJob::write_files`] says.
     fn write_want_file(
         &mut self,
         id: &JobId,
@@ -169,8 +169,9 @@ impl PublishedJob {
 
     /// Returns the warnings about the files of this job, whose id is `id`. There is a warning if a file can't be
     /// written, and one if the content of the file `want` (the number of cores that the job wants) is ignored.
-    fn warnings(&self, id: &JobId) -> Vec<Warning> {
-        let remedy = if self.lacks_descriptor {
+    /// `lacks_descriptor` says whether the file can't be written because pjwd has no free file descriptor.
+    fn warnings(&self, id: &JobId, lacks_descriptor: bool) -> Vec<Warning> {
+        let remedy = if lacks_descriptor {
             "pjwd tries again after each scan; give it more open files (LimitNOFILE= of its unit)"
         } else {
             "pjwd tries again in each rescan; check the space and the permissions of its state directory"
@@ -196,6 +197,7 @@ impl JobFiles {
         Self {
             root: JobsDirectory::new(&absolute),
             jobs: BTreeMap::new(),
+            without_descriptor: BTreeSet::new(),
             warnings: BTreeMap::new(),
             watch: FileWatch::new(),
             changed: BTreeSet::new(),
@@ -227,11 +229,13 @@ impl JobFiles {
         self.jobs.keys()
     }
 
-    /// Returns the ids of the jobs whose files could not be written because pjwd had no free file descriptor. After the
-    /// next scan, the caller must call [`JobFiles::publish`] for these jobs again, also if their content has not
-    /// changed.
-    pub fn job_ids_without_descriptor(&self) -> impl Iterator<Item = &JobId> {
-        self.jobs.iter().filter(|(_, job)| job.lacks_descriptor).map(|(id, _)| id)
+    /// Returns the id of the first of the jobs whose files could not be written because pjwd had no free file
+    /// descriptor. `None` if there is no such job. After the next scan, the caller must call [`JobFiles::publish`] for
+    /// this job again, also if its content has not changed. If this succeeds, the caller must do the same for the next
+    /// such job.
+    #[must_use]
+    pub fn first_job_without_descriptor(&self) -> Option<&JobId> {
+        self.without_descriptor.first()
     }
 
     /// Publishes `content` in the files of the job `id`. Writes only those files whose content changes. If the job
@@ -257,7 +261,6 @@ impl JobFiles {
             is_watched: false,
             is_want_unread: false,
             fault: None,
-            lacks_descriptor: false,
         });
         job.content = content;
         if self.write_job_files(id) {
@@ -281,7 +284,11 @@ impl JobFiles {
             written = self.try_write(id);
         }
         let (Some(written), Some(job)) = (written, self.jobs.get_mut(id)) else { return false };
-        job.lacks_descriptor = written.as_ref().is_err_and(FileFault::is_lack_of_descriptors);
+        if written.as_ref().is_err_and(FileFault::is_lack_of_descriptors) {
+            self.without_descriptor.insert(id.clone());
+        } else {
+            self.without_descriptor.remove(id);
+        }
         let is_to_be_read = match written {
             Ok(is_to_be_read) => {
                 if job.fault.take().is_some() {
@@ -324,7 +331,8 @@ impl JobFiles {
 
     /// Stores the warnings about the files of the job `id`. Must be called after the files were written or read.
     fn update_warnings(&mut self, id: &JobId) {
-        let warnings = self.jobs.get(id).map(|job| job.warnings(id)).unwrap_or_default();
+        let lacks_descriptor = self.without_descriptor.contains(id);
+        let warnings = self.jobs.get(id).map(|job| job.warnings(id, lacks_descriptor)).unwrap_or_default();
         if warnings.is_empty() {
             self.warnings.remove(id);
         } else {
@@ -335,6 +343,7 @@ impl JobFiles {
     /// Removes the job `id` with its files, its watch and its warnings.
     fn remove_job(&mut self, id: &JobId) {
         self.changed.remove(id);
+        self.without_descriptor.remove(id);
         self.warnings.remove(id);
         if let Some(job) = self.jobs.remove(id) {
             self.watch.remove(id);

@@ -42,10 +42,9 @@ fn assert_that_the_next_cycle_writes(published: &mut Published, reader: &Job, wa
     let warnings: Vec<_> = published.files.warnings().collect();
     assert!(warnings.len() == 1 && warnings[0].text.starts_with(warning_begin), "{warnings:?}");
     assert!(warnings[0].remedy.contains("more open files"), "{warnings:?}");
-    let missing: Vec<&JobId> = published.files.job_ids_without_descriptor().collect();
-    assert_eq!(missing, [&id("a")]);
+    assert_eq!(published.files.first_job_without_descriptor(), Some(&id("a")));
     published.publish("a", "0");
-    assert_eq!(published.files.job_ids_without_descriptor().count(), 0);
+    assert_eq!(published.files.first_job_without_descriptor(), None);
     let cores = reader.cores();
     assert_eq!((cores.source, cores.cpus.to_string()), (CoresSource::CoreMap, "0".to_owned()));
 }
@@ -62,6 +61,9 @@ fn without_a_free_descriptor_the_core_map_keeps_the_former_cores_until_the_next_
     publish_without_descriptors(&mut published, "0");
     let begin = "the core map of manual:a has former cores: can't write /";
     assert_that_the_next_cycle_writes(&mut published, &reader, begin);
+    publish_without_descriptors(&mut published, "0-1");
+    published.files.publish(&id("a"), None);
+    assert_eq!(published.files.first_job_without_descriptor(), None, "the job has ended");
 }
 
 #[test]

@@ -25,20 +25,27 @@ impl EventLoop {
             self.job_files.give_back_space_of_want_files();
         }
         let (state, policy) = (self.warden.state(), self.warden.policy());
-        let mut published: Vec<JobId> = self.job_files.job_ids_without_descriptor().cloned().collect();
+        let content = |id: &JobId| {
+            let job = state.jobs.get(id)?;
+            let core_map = core_map(state, policy, job)?;
+            let wanted = job.wanted_cores.map(|wanted| wanted.count);
+            Some(JobFilesContent { owner: job.owner, core_map, wanted })
+        };
+        while let Some(id) = self.job_files.first_job_without_descriptor().cloned() {
+            self.job_files.publish(&id, content(&id));
+            // If one job gets no descriptor, hundreds of others get none either, and would make each cycle long.
+            if self.job_files.first_job_without_descriptor() == Some(&id) {
+                break;
+            }
+        }
+        let published: Vec<JobId>;
         let mut changed: BTreeSet<&JobId> = dirty.listed_jobs().map(|(id, _)| id).collect();
         if dirty.contains_everything() {
             published = self.job_files.job_ids().cloned().collect();
-            changed.extend(state.jobs.keys());
+            changed.extend(state.jobs.keys().chain(&published));
         }
-        changed.extend(&published);
         for id in changed {
-            let content = state.jobs.get(id).and_then(|job| {
-                let core_map = core_map(state, policy, job)?;
-                let wanted = job.wanted_cores.map(|wanted| wanted.count);
-                Some(JobFilesContent { owner: job.owner, core_map, wanted })
-            });
-            self.job_files.publish(id, content);
+            self.job_files.publish(id, content(id));
         }
         if is_rescan {
             self.job_files.schedule_reading_of_unwatched_files(Instant::now());
