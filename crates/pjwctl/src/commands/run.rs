@@ -152,13 +152,14 @@ impl<'a> WaitNotice<'a> {
         Self { program, is_printed: false }
     }
 
-    /// Prints that the command waits until its job `job` can borrow a core. Prints nothing if this was printed before.
-    fn print(&mut self, job: &str) {
+    /// Prints that the command waits until its job `job` can borrow a core. `how` says how it waits. Prints nothing if
+    /// this was printed before.
+    fn print(&mut self, job: &str, how: &str) {
         if !self.is_printed {
             self.is_printed = true;
             let program = Path::new(self.program).display();
             output::print_error(&format!(
-                "no core is free to borrow: {program} waits frozen until one is (pjwctl show {job})"
+                "no core is free to borrow: {program} {how} until one is (pjwctl show {job})"
             ));
         }
     }
@@ -175,7 +176,7 @@ pub(super) fn make_job(
     if parameters.class.as_deref() == Some("besteffort") && !notice.is_printed {
         let unless_frozen = Assign { refuse_frozen: Some(true), ..parameters.clone() };
         match call_for_field(client, "Assign", &unless_frozen, "job") {
-            Err(refusal) if refusal.is_would_freeze() => notice.print(&parameters.job),
+            Err(refusal) if refusal.is_would_freeze() => notice.print(&parameters.job, "waits frozen"),
             reply => return reply,
         }
     }
@@ -220,8 +221,8 @@ pub(super) fn wait_for_cores(
                 return cpus;
             }
         } else if was_frozen {
-            // This process runs. It read the first of the two states after a freeze only if it was frozen meanwhile.
-            notice.print(&job.id);
+            // One such state may be from before a freeze that has ended. After two, this process is not frozen.
+            notice.print(&job.id, "waits");
         }
         was_frozen = is_frozen;
         std::thread::sleep(TIME_BETWEEN_CHECKS);
