@@ -12,7 +12,7 @@ use crate::bare;
 /// but wrong: it takes events from open files that other processes share, and reports a descriptor with `O_PATH` as not
 /// open.
 const CHECKED_NUMBERS: RawFd = 512;
-/// The descriptors below this number are checked one by one if there is no /proc, or if no number is free for its list.
+/// The descriptors up to this number are checked one by one if there is no /proc, or if no number is free for its list.
 const UNLISTED_NUMBERS: RawFd = 1024;
 
 /// Gives the calling thread its own table of file descriptors, with copies of all descriptors (unshare(2),
@@ -102,7 +102,8 @@ fn close(descriptor: i64) {
     let _ = unsafe { bare::raw_syscall(libc::SYS_close, [descriptor, 0, 0, 0, 0]) };
 }
 
-/// Closes the file descriptors that execve(2) would close, but not those in `kept`. Returns a number that is larger than
+/// Closes the file descriptors that execve(2) would close, but not those in `kept`. Without /proc, also closes the
+/// descriptors that are larger than all of `kept` and than [`UNLISTED_NUMBERS`]. Returns a number that is larger than
 /// all remaining descriptors except those in `kept`. The host (the process that starts tasks) uses numbers from the
 /// returned number on, and tasks use smaller numbers. No other thread may use the table of descriptors. The host calls
 /// this: nothing here allocates.
@@ -126,21 +127,21 @@ pub(super) fn close_cloexec_descriptors(kept: [RawFd; 2]) -> Result<RawFd, Errno
     let found_all = open_descriptor_count().is_some_and(|count| {
         (0..CHECKED_NUMBERS).filter(|descriptor| close_or_keep(*descriptor)).nth(count - 1).is_some()
     });
-    // If no number is free for the list, the check of the small numbers makes some free.
-    let found_all = found_all
-        || [0..0, 0..UNLISTED_NUMBERS].into_iter().any(|numbers| {
-            numbers.for_each(|descriptor| {
-                close_or_keep(descriptor);
-            });
-            for_each_descriptor_in_proc(|descriptor| {
-                close_or_keep(descriptor);
-            })
-            .is_ok()
+    let highest = kept.into_iter().fold(UNLISTED_NUMBERS, RawFd::max);
+    let mut has_listed = |close_or_keep: &mut dyn FnMut(RawFd) -> bool| {
+        for_each_descriptor_in_proc(|descriptor| {
+            close_or_keep(descriptor);
+        })
+        .is_ok()
+    };
+    if !found_all && !has_listed(&mut close_or_keep) {
+        (0..=highest).for_each(|descriptor| {
+            close_or_keep(descriptor);
         });
-    if !found_all {
-        // /proc is not there.
-        let above = kept.into_iter().fold(UNLISTED_NUMBERS, RawFd::max).saturating_add(1);
-        close_descriptor_range(above, RawFd::MAX).map_err(Errno::from_raw)?;
+        // If no number was free for the list, some are free now. If there is no /proc, the others are closed.
+        if !has_listed(&mut close_or_keep) {
+            close_descriptor_range(highest.saturating_add(1), RawFd::MAX).map_err(Errno::from_raw)?;
+        }
     }
     Ok(first_own)
 }
@@ -174,6 +175,7 @@ mod tests {
     use nix::unistd::Pid;
 
     use super::*;
+    use crate::checks::room::raise_descriptor_limit;
     use crate::syscall_filter::refuse_call;
 
     fn is_open(descriptor: RawFd) -> bool {
@@ -192,6 +194,7 @@ mod tests {
                 [(libc::F_DUPFD, kept_from), (libc::F_DUPFD_CLOEXEC, closed_from)]
                     .map(|(command, least)| libc::fcntl(path, command, least))
             };
+            assert!(inherited >= kept_from && closed >= closed_from);
             let first_own = close_cloexec_descriptors([-1, -1]).unwrap();
             first_own > inherited && is_open(inherited) && !is_open(closed)
         });
@@ -200,6 +203,7 @@ mod tests {
 
     #[test]
     fn descriptors_with_small_and_large_numbers_are_closed_as_by_execve() {
+        raise_descriptor_limit(1100).unwrap();
         assert!(closes_as_execve(410, 400));
         assert!(closes_as_execve(400, 410));
         assert!(closes_as_execve(910, 900));
@@ -209,11 +213,12 @@ mod tests {
 
     #[test]
     fn descriptors_are_closed_as_by_execve_also_without_proc() {
+        raise_descriptor_limit(1100).unwrap();
         let thread = std::thread::spawn(|| {
             for call in [libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_getdents64] {
                 refuse_call(call, Errno::ENOENT);
             }
-            closes_as_execve(900, 910) && closes_as_execve(900, 1100)
+            [910, 1024, 1100].into_iter().all(|closed_from| closes_as_execve(900, closed_from))
         });
         assert!(thread.join().unwrap());
     }
