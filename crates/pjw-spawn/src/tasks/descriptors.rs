@@ -128,7 +128,7 @@ pub(super) fn close_cloexec_descriptors(kept: [RawFd; 2]) -> Result<RawFd, Errno
         (0..CHECKED_NUMBERS).filter(|descriptor| close_or_keep(*descriptor)).nth(count - 1).is_some()
     });
     let highest = kept.into_iter().fold(UNLISTED_NUMBERS, RawFd::max);
-    let mut has_listed = |close_or_keep: &mut dyn FnMut(RawFd) -> bool| {
+    let has_listed = |close_or_keep: &mut dyn FnMut(RawFd) -> bool| {
         for_each_descriptor_in_proc(|descriptor| {
             close_or_keep(descriptor);
         })
