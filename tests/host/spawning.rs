@@ -190,8 +190,8 @@ fn instances_have_their_ranks_in_arguments_and_variables() {
 }
 
 #[test]
-fn an_instance_runs_on_the_part_of_its_rank_in_turns() {
-    // The last CPU is part 0. With one CPU, there is one part.
+fn instances_get_the_parts_in_turn_in_the_order_of_their_ranks() {
+    // Part 0 is the last CPU of this process, and part 1 the CPU before it. With one CPU, there is only part 0.
     let mut parts: Vec<String> = mask(std::process::id()).iter().map(|pu| pu.to_string()).collect();
     parts.reverse();
     parts.truncate(2);

@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn twelve_lines_have_twelve_colours() {
-        // The bench `spawn` draws so many schemes.
+        // The bench `spawn` draws twelve lines: one for each way to start processes.
         let lines = (0..12).map(|number| (number.to_string(), vec![(1.0, 10.0)])).collect();
         let svg = Chart { lines, ..chart() }.svg();
         let lines = svg.lines().filter(|line| line.starts_with("<polyline"));

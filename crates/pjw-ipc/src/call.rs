@@ -126,8 +126,9 @@ parameters! {
         /// adoption (the configuration key `adopt_strays`). If false or `None`, the call is refused only if a command
         /// or the cgroup of a batch system assigned the process to the other job.
         keep_members: Option<bool>,
-        /// Whether the call is refused with [`CallError::WouldFreeze`] if it would make a job of the class besteffort
-        /// that can borrow no core and is frozen at once. A process that makes a job of itself can say so first.
+        /// Whether the call is refused with [`CallError::WouldFreeze`] if the processes of a new job would be frozen at
+        /// once. Only a job of the class besteffort is frozen, while it can borrow no core. A client that is one of the
+        /// processes can thus tell its user before it is frozen.
         refuse_frozen: Option<bool>,
         /// The user id of the job's owner. Only an administrator may name another user than the caller.
         owner: Option<u32>,
@@ -349,8 +350,8 @@ pub enum CallError {
     /// The daemon can't serve the call now, because it is stopping, because there are too many connections, requests or
     /// unread replies, or because it has closed this idle connection for another user. The text contains the reason.
     Busy(String),
-    /// The new job could borrow no core, so its processes would be frozen, and `refuse_frozen` of the call of `Assign`
-    /// is true. The text contains the reason and the remedy.
+    /// The daemon made no job, because the new job could borrow no core and its processes would be frozen at once. Only
+    /// a call of `Assign` with `refuse_frozen` gets this error. The text contains the reason and the remedy.
     WouldFreeze(String),
     /// The method belongs to an unknown Varlink interface. The text is the name of the interface.
     InterfaceNotFound(String),

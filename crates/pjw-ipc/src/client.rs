@@ -122,8 +122,8 @@ impl ClientError {
         self.is_busy() && message.starts_with(COMMANDS_TOO_OFTEN)
     }
 
-    /// Returns whether the daemon made no job because its processes would be frozen at once, and the call set
-    /// `refuse_frozen`.
+    /// Returns whether the daemon refused a call of `Assign` with `refuse_frozen`, because the processes of the new job
+    /// would be frozen at once. The daemon then made no job.
     #[must_use]
     pub fn is_would_freeze(&self) -> bool {
         matches!(self, Self::Refused { error, .. } if error.ends_with(".WouldFreeze"))

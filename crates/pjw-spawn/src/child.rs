@@ -124,7 +124,7 @@ pub(crate) fn end_without_pidfd(pid: Pid) {
     let process = nix::unistd::Pid::from_raw(pid.0.cast_signed());
     if is_own(Id::Pid(process)) {
         let _ = kill(process, Signal::SIGKILL);
-        // A signal handler of the caller may interrupt the call.
+        // A signal handler of the caller may interrupt the wait, which is then repeated.
         let _ = wait_until_ended(|| wait_once(libc::P_PID, pid.0, libc::WEXITED));
     }
 }

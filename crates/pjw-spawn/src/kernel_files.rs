@@ -1,16 +1,19 @@
-//! Files of the kernel: texts of `/proc`, and short files such as `pids.max` of a cgroup, which are read by one read(2).
+//! Reads files of the kernel: those of `/proc`, and short ones such as `pids.max` of a cgroup. A short file is read by
+//! one read(2).
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// The room for the text of a short file.
+/// The size of the buffer for the text of a short file, in bytes.
 const SHORT_BYTES: usize = 128;
 
-/// The room for the text of a file of `/proc`. With less, the kernel makes the text in more parts.
+/// The first size of the buffer for the text of a file of `/proc`, in bytes. With a smaller buffer, the text would take
+/// more calls of read(2).
 const USUAL_BYTES: usize = 16 << 10;
 
-/// Returns the number in a file. `None` if the file contains `max`, or can't be read.
+/// Returns the number in a short file of the kernel. `None` if the file has another content, such as `max`, or can't be
+/// read.
 pub(crate) fn number_in(file: &Path) -> Option<u64> {
     short_text_of(file)?.trim().parse().ok()
 }

@@ -190,7 +190,7 @@ impl SpawnerWork {
     }
 }
 
-/// Passes what happens while the tasks of a batch are started to the owner of the batch.
+/// Reports the start of the tasks of a batch to the owner of the batch.
 struct BatchProgress<'a> {
     packet: &'a mut ResultPacket,
     socket: RawFd,

@@ -152,7 +152,8 @@ pub struct DiagnosisInput {
     pub cpuset_support: CpusetSupport,
     /// Whether the daemon `pjwd` runs on the machine, and its reply to the diagnosis.
     pub daemon: DaemonStatus,
-    /// The configurations with which `pjwd` can't start. Empty if `pjwd` runs: they are not checked then.
+    /// The configuration files with which `pjwd` can't start. Empty if `pjwd` runs, because the files are not checked
+    /// then.
     pub wrong_configurations: Vec<WrongConfiguration>,
     /// The user id of the user that runs the diagnosis. A user other than root can't read all facts.
     pub caller_uid: Uid,
@@ -400,11 +401,12 @@ pub enum DaemonStatus {
 /// A configuration file with which `pjwd` can't start, because the file has mistakes or can't be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongConfiguration {
-    /// The first mistake in the file, as text. It begins with the path of the file, and has the line.
+    /// The text of the first mistake. It begins with the path of the file. The line and the column follow if they are
+    /// known.
     pub first_mistake: String,
     /// Whether the file has further mistakes.
     pub has_further_mistakes: bool,
-    /// The command that lists the mistakes.
+    /// The command that shows the user the mistakes of the file.
     pub check_command: String,
 }
 

@@ -31,9 +31,9 @@ pub(crate) struct CycleDraft<'a> {
     /// The processes that may belong to another job than before, because a job or its processes changed, even if the
     /// snapshot does not list them.
     pub(crate) recheck: BTreeSet<Pid>,
-    /// Whether the CPU times that this cycle read are part of the usage of the jobs. Before, a changed grant ends no
-    /// usage sample (the resource use of a job since a time): its CPU time would be too low, and that of the next
-    /// sample too high.
+    /// Whether the CPU times that this cycle read have been added to the usage of the jobs. While this is false, a
+    /// changed grant does not end the usage sample (the resource use in one interval) of its job. The CPU time of the
+    /// sample would be too low, and that of the next sample too high.
     pub(crate) has_added_cpu_times: bool,
     /// The output so far.
     pub(crate) out: CycleOutput,
@@ -114,9 +114,11 @@ impl CycleDraft<'_> {
     /// Stores a new or changed job in the state, and adds the job to the records for the journal (the file with which a
     /// restarted daemon restores its state). The job is planned again in this cycle. If the job is new, the jobs of the
     /// processes that may belong to the job are determined again. If the job is new or was released before, the record
-    /// of its resource use begins now. If the job begins or ceases to hold cores, its usage sample (its resource use
-    /// since a time) ends now ([`end_sample_if_held_changes`]). Except if the CPU times of this cycle are not yet part
-    /// of the usage: the sample then goes on. Does nothing if the state already contains the same job without a change.
+    /// of its resource use begins now. Does nothing if the state already contains the same job without a change.
+    ///
+    /// If the job begins or ceases to hold cores, its usage sample (its resource use in one interval) ends now
+    /// ([`end_sample_if_held_changes`]). Exception: the sample goes on if the CPU times of this cycle are not yet part
+    /// of the usage (`has_added_cpu_times`).
     pub(crate) fn store_job(&mut self, job: Job) {
         let before = self.state.jobs.get(&job.id);
         if before == Some(&job) {

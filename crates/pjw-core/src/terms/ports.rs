@@ -30,9 +30,9 @@ pub trait MachineInterface {
         BTreeMap::new()
     }
 
-    /// Returns for each process in `pids` the time of its last check, in ns since boot, if that check found the process
-    /// idle ([`ScanRequest::idle_watch`]). The processes may have ended. The others are left out. The default
-    /// implementation returns an empty map.
+    /// Returns for each process in `pids` the time of its last idle check ([`ScanRequest::idle_watch`]), in ns since
+    /// boot. A process is left out if that check found that it had run, or if it was never checked. A process may have
+    /// ended since. The default implementation returns an empty map.
     fn idle_until(&self, _pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Nanos> {
         BTreeMap::new()
     }

@@ -288,8 +288,8 @@ pub enum Refusal {
         /// The job to which the process belongs.
         job: JobId,
     },
-    /// The new job would be a borrower (a job of the class besteffort) that can borrow no core, so that its processes
-    /// would be frozen at once. The caller wants to know this before they are.
+    /// The new job would be a borrower (a job of the class besteffort) that can borrow no core. Its processes would be
+    /// frozen at once. The client requested this refusal, so that it can tell its user before.
     #[error(
         "{job} could borrow no core now, and its processes would be frozen until it can: leave out refuse_frozen, or \
          have a job released first (pjwctl jobs shows who holds what)"
@@ -403,8 +403,9 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns whether pjw reports the refusal by an event. False for the refusals that only tell the caller something
-    /// before its next command: [`Refusal::StaysInJob`] and [`Refusal::WouldFreeze`].
+    /// Returns whether pjw reports the refusal by an event. False for [`Refusal::StaysInJob`] and
+    /// [`Refusal::WouldFreeze`]: only a client that requests such a refusal gets it, and it may then repeat its command
+    /// without this request.
     #[must_use]
     pub fn is_reported(&self) -> bool {
         !matches!(self, Self::StaysInJob { .. } | Self::WouldFreeze { .. })

@@ -50,8 +50,8 @@ pub struct Snapshot {
     pub incomplete_reason: Option<String>,
     /// The processes that have ended, by pid, each with the time of the last check that found the process idle, in ns
     /// since boot. A process that was never found idle
-    /// ([`ScanRequest::idle_watch`](crate::terms::scan::ScanRequest::idle_watch)) is missing here. The processes in
-    /// `reaped` are added when they are known.
+    /// ([`ScanRequest::idle_watch`](crate::terms::scan::ScanRequest::idle_watch)) is missing here. The scan stores only
+    /// the processes whose end it found itself. The processes in `reaped` are added when the CPU times are read.
     pub ended_idle_until: BTreeMap<Pid, Nanos>,
     /// The CPU times of processes, by pid. Empty after the scan. [`crate::usage_times::read_cpu_times`] reads the CPU
     /// times and stores them here.

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use crate::kernel_files::read_text;
 
-/// The caller's cgroup with the pids controller.
+/// The cgroup of the calling process in the hierarchy with the pids controller, which limits the number of processes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PidsCgroup {
     pub(super) directory: PathBuf,
@@ -32,8 +32,8 @@ impl CgroupMount {
         Self::stored_or_read(&MOUNTS, || read_text(Path::new("/proc/self/mountinfo")))
     }
 
-    /// Returns the mounts in `stored`. If there are none yet, stores those in the text that `read` returns. If `read`
-    /// returns no text, for example for lack of a descriptor, stores nothing: a later call tries again.
+    /// Returns the mounts in `stored`. If nothing is stored yet, stores the mounts in the text that `read` returns. If
+    /// `read` returns `None`, for example for lack of a descriptor, stores nothing, so that a later call reads again.
     fn stored_or_read(stored: &OnceLock<Vec<Self>>, read: impl FnOnce() -> Option<String>) -> &[Self] {
         if let Some(mounts) = stored.get() {
             return mounts;

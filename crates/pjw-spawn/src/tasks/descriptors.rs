@@ -7,12 +7,13 @@ use nix::errno::Errno;
 
 use crate::bare;
 
-/// The descriptors with these numbers are checked one by one if the number of open descriptors is known. Reading the
+/// If the number of open descriptors is known, those with smaller numbers than this are checked one by one. Reading the
 /// directory `/proc/thread-self/fd` takes several times longer. One call of poll(2) for all numbers would be faster,
 /// but wrong: it takes events from open files that other processes share, and reports a descriptor with `O_PATH` as not
 /// open.
 const CHECKED_NUMBERS: RawFd = 512;
-/// The descriptors up to this number are checked one by one if there is no /proc, or if no number is free for its list.
+/// The descriptors up to this number are checked one by one if `/proc/thread-self/fd` can't be read. Either there is no
+/// /proc, or no descriptor is free to open the directory.
 const UNLISTED_NUMBERS: RawFd = 1024;
 
 /// Gives the calling thread its own table of file descriptors, with copies of all descriptors (unshare(2),
@@ -102,14 +103,16 @@ fn close(descriptor: i64) {
     let _ = unsafe { bare::raw_syscall(libc::SYS_close, [descriptor, 0, 0, 0, 0]) };
 }
 
-/// Closes the file descriptors that execve(2) would close, but not those in `kept`. Without /proc, also closes the
-/// descriptors that are larger than all of `kept` and than [`UNLISTED_NUMBERS`]. Returns a number that is larger than
-/// all remaining descriptors except those in `kept`. The host (the process that starts tasks) uses numbers from the
-/// returned number on, and tasks use smaller numbers. No other thread may use the table of descriptors. The host calls
-/// this: nothing here allocates.
+/// Closes the file descriptors that execve(2) would close, but not those in `kept`. Returns a number that is larger
+/// than all remaining descriptors except those in `kept`. The host (the process that starts tasks) uses numbers from
+/// the returned number on, and tasks use smaller numbers. No other thread may use the table of descriptors. The host
+/// calls this function, so it allocates nothing.
+///
+/// Without /proc, the open descriptors can't be listed. All descriptors above [`UNLISTED_NUMBERS`] and above those in
+/// `kept` are then closed.
 ///
 /// # Errors
-/// If the open descriptors can't be listed.
+/// If the open descriptors can neither be listed nor closed.
 pub(super) fn close_cloexec_descriptors(kept: [RawFd; 2]) -> Result<RawFd, Errno> {
     let mut first_own = 3;
     let mut close_or_keep = |descriptor: RawFd| {
@@ -138,7 +141,7 @@ pub(super) fn close_cloexec_descriptors(kept: [RawFd; 2]) -> Result<RawFd, Errno
         (0..=highest).for_each(|descriptor| {
             close_or_keep(descriptor);
         });
-        // If no number was free for the list, some are free now. If there is no /proc, the others are closed.
+        // If no descriptor was free to read the list, one may be free now. Without a list, all larger ones are closed.
         if !has_listed(&mut close_or_keep) {
             close_descriptor_range(highest.saturating_add(1), RawFd::MAX).map_err(Errno::from_raw)?;
         }
@@ -146,8 +149,8 @@ pub(super) fn close_cloexec_descriptors(kept: [RawFd; 2]) -> Result<RawFd, Errno
     Ok(first_own)
 }
 
-/// Returns the number of open file descriptors of the calling thread. `None` if the kernel does not tell it: before
-/// Linux 6.2, the size of the directory `/proc/thread-self/fd` is 0.
+/// Returns the number of open file descriptors of the calling thread. `None` if it is unknown: before Linux 6.2, the
+/// size of the directory `/proc/thread-self/fd` is 0.
 fn open_descriptor_count() -> Option<usize> {
     let directory = rustix::fs::stat(c"/proc/thread-self/fd").ok()?;
     usize::try_from(directory.st_size).ok().filter(|count| *count > 0)
@@ -183,8 +186,8 @@ mod tests {
         unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
     }
 
-    /// Opens a descriptor that execve(2) keeps, from the number `kept_from` on, and one that it closes, from the number
-    /// `closed_from` on. Returns whether the second alone is closed.
+    /// Opens a descriptor that execve(2) keeps, and one that it closes. Their numbers are at least `kept_from` and
+    /// `closed_from`. Returns whether [`close_cloexec_descriptors`] closes the second one and keeps the first one.
     fn closes_as_execve(kept_from: RawFd, closed_from: RawFd) -> bool {
         let thread = std::thread::spawn(move || {
             unshare_descriptor_table().unwrap();
@@ -275,8 +278,9 @@ mod tests {
         assert!(thread.join().unwrap());
     }
 
-    /// Opens a descriptor that execve(2) keeps, with a number above the unlisted ones. Then opens all numbers up to a
-    /// lowered limit. Returns whether the descriptor stays open when those that execve(2) closes are closed.
+    /// Opens a descriptor that execve(2) keeps, with a number above [`UNLISTED_NUMBERS`]. Then opens the descriptors 3
+    /// to 63, which execve(2) closes, and lowers the limit of descriptors to 64. Returns whether
+    /// [`close_cloexec_descriptors`] keeps the first descriptor and closes the last one.
     fn keeps_a_large_number_without_a_free_one() -> bool {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: the process has these descriptors and limits for itself alone.
@@ -298,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_are_closed_as_by_execve_also_if_no_number_is_free_before_linux_6_2() {
+    fn descriptors_are_closed_as_by_execve_also_if_none_is_free_before_linux_6_2() {
         let thread = std::thread::spawn(|| {
             for call in [libc::SYS_newfstatat, libc::SYS_statx] {
                 refuse_call(call, Errno::ENOENT);

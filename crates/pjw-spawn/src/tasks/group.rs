@@ -16,9 +16,9 @@ use crate::layout::ExecArrays;
 use crate::results::InstanceResult;
 use crate::setup::Setup;
 
-/// What happens while the tasks of a group are started.
+/// Receives reports while the tasks of a group are started.
 pub(crate) trait GroupProgress {
-    /// Called once, when the host was forked. The host is the process that owns the address space.
+    /// Called once, after the fork of the host. The host is the process that owns the address space.
     fn host_is_forked(&mut self) {}
 
     /// Called once, when the host is ready to start tasks.
@@ -29,14 +29,14 @@ pub(crate) trait GroupProgress {
         false
     }
 
-    /// Called for each task: with its result.
+    /// Called with the result of each task.
     fn has_result(&mut self, result: InstanceResult);
 }
 
 /// Makes an address space, and starts tasks (processes that share this address space) from the calling thread. Returns
 /// the address space. The tasks are those of `instances` with the indexes `indexes`. `setup` contains the parameters
-/// that they have in common. `progress` receives a result for each of them, except for those that were not started
-/// because [`GroupProgress::is_cancelled`] returned true.
+/// that the tasks have in common. `progress` receives a result for each task. Exception: tasks that were not started
+/// because [`GroupProgress::is_cancelled`] returned true have no result.
 ///
 /// # Errors
 /// If the host can't be made ready. No task was started then, and `progress` has received no result.
@@ -52,7 +52,7 @@ pub(crate) fn start_group(
     progress.host_is_forked();
     let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
     let mut pending = VecDeque::new();
-    // The host is made ready on another CPU while these requests are written.
+    // These requests are written while the host is made ready on another CPU.
     for &index in indexes.iter().take(MAX_PENDING_REQUESTS) {
         let Some(instance) = instances.get(index) else { break };
         if space.send_request(instance, &mut layout).is_err() {
@@ -100,7 +100,7 @@ pub(crate) fn can_start_whole_group(setup: &Setup) -> bool {
 
 /// Makes an address space, and starts all of `instances` as tasks from the calling thread. Waits until each task has
 /// begun its program or has failed to start. Returns one result for each instance, in the same order. `setup` contains
-/// the parameters that they have in common.
+/// the parameters that the instances have in common.
 ///
 /// # Errors
 /// If the host can't be made ready. No task was started then.

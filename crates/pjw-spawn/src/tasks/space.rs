@@ -353,7 +353,7 @@ impl AddressSpace {
 impl AddressSpace {
     /// Ends the use of this address space, but does not kill the host, the process that owns the address space. With
     /// [`SpawnContext::kill_when_launcher_ends`], returns the process id of the host, and the caller must later end the
-    /// host by [`end_without_pidfd`]: the tasks continue, because the address space exists until the last of them has
+    /// host by [`end_without_pidfd`]. The tasks then continue, because the address space exists until the last task has
     /// ended. Otherwise returns `None`: the host then ends after the last task.
     pub(crate) fn leave_host(mut self) -> Option<Pid> {
         self.is_left = self.setup.ends_with_launcher;
@@ -363,8 +363,8 @@ impl AddressSpace {
 
 impl Drop for AddressSpace {
     fn drop(&mut self) {
-        // A process that another thread has forked meanwhile may have a copy of the socket. The host would then wait for
-        // further requests as long as that process lives.
+        // A process that another thread has forked meanwhile may have a copy of the socket. Without a shutdown, the
+        // host would wait for further requests as long as that process lives.
         let _ = shutdown(&self.socket, Shutdown::Both);
         if self.is_left {
             return;

@@ -200,7 +200,7 @@ fn a_host_ends_with_its_last_task_although_another_process_has_a_copy_of_the_con
     };
     let context = SpawnContext::new(&path).unwrap().add_rank_variables().share_memory().unwrap();
     let mut space = AddressSpace::create(&context, 6, 6).unwrap();
-    // In place of a process that another thread has forked, and that executes no program.
+    // Stands for the copy in a process that another thread has forked and that executes no program.
     let copy = space.socket.try_clone().unwrap();
     let child = space.start(&instance(0, 7, Placement::default())).unwrap();
     assert_eq!(child.wait(), Ok(ExitStatus::Code(7)));
@@ -210,7 +210,7 @@ fn a_host_ends_with_its_last_task_although_another_process_has_a_copy_of_the_con
     std::thread::spawn(move || {
         let _ = sender.send(wait_without_reaping(host));
     });
-    let ended = receiver.recv_timeout(Duration::from_secs(60)).expect("the host lives after 60 s");
+    let ended = receiver.recv_timeout(Duration::from_secs(60)).expect("the host still lives after 60 s");
     // Another test that makes an address space may have waited for this host.
     assert!([Ok(ExitStatus::Code(0)), Err(Errno::ECHILD)].contains(&ended), "{ended:?}");
     drop(copy);

@@ -139,7 +139,7 @@ fn of_tasks_with_large_environments_only_one_that_is_too_large_fails() {
     }
 }
 
-/// What the process of the next test prints when its tasks have ended.
+/// The line that `a_thread_in_the_heap_of_a_process_of_its_own` prints when its tasks have ended.
 const ENDED: &str = "the tasks have ended";
 
 #[test]
@@ -147,7 +147,7 @@ fn a_thread_whose_stack_is_in_the_heap_starts_tasks() {
     if task_program().is_none() {
         return;
     }
-    // Other threads of this process may move its break.
+    // The heap must be that of a process of its own: other threads of this process may move the program break.
     let mut other = Command::new(std::env::current_exe().unwrap());
     other.args(["--exact", "a_thread_in_the_heap_of_a_process_of_its_own", "--ignored", "--nocapture"]);
     let output = other.output().unwrap();
@@ -155,7 +155,7 @@ fn a_thread_whose_stack_is_in_the_heap_starts_tasks() {
     assert!(output.status.success() && has_ended, "{output:?}");
 }
 
-/// Starts two tasks, and waits for their ends. A panic ends the process.
+/// Starts two tasks, and waits for their ends. Is called by C, so a panic ends the process.
 extern "C" fn start_two_tasks(_: *mut c_void) -> *mut c_void {
     let program = task_program().unwrap();
     let instances = (0..2).map(|rank| instance(&program, rank, 2, &["live"])).collect();

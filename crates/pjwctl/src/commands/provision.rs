@@ -48,8 +48,8 @@ pub(super) fn unprovision(daemon: &DaemonAddress, name: &str) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the error text for the job with the id `job`, which does not exist. If the configuration of pjwd has a
-/// provision of this name, which pjwd refused, one of `warnings` has the reason. `warnings` are those of the status.
+/// Returns the error text for the job with the id `job`, which does not exist. `warnings` are those of the status. If
+/// pjwd refused a provision of this name in its configuration, a warning and this text have the reason and the remedy.
 fn missing_job_text(job: &str, warnings: &[Warning]) -> String {
     match warnings.iter().find(|warning| warning.code == "provision" && warning.job == job) {
         Some(Warning { text, remedy, .. }) => format!(
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_provision_that_pjwd_refused_is_not_unknown() {
+    fn the_error_about_a_provision_that_pjwd_refused_has_the_reason_and_the_remedy() {
         let refused = Warning {
             code: "provision".to_owned(),
             job: "manual:web".to_owned(),

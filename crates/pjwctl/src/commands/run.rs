@@ -6,9 +6,12 @@
 //! killed before, the job ends with its only member. The socket is closed on exec.
 //!
 //! `run` never waits in a queue, which is the task of a batch system. Two kinds of jobs wait all the same. If a
-//! besteffort job can borrow no core, the daemon freezes its processes, also pjwctl, until there is a core. The reply
-//! comes after the freeze, so pjwctl first asks to be refused in this case. If it is, it says that the command waits,
-//! and asks again. An isolated job waits until the kernel has made its partition.
+//! besteffort job can borrow no core, the daemon freezes its processes, also pjwctl, until there is a core. An isolated
+//! job waits until the kernel has made its partition.
+//!
+//! The daemon freezes pjwctl before it replies, and a frozen pjwctl can print nothing. So the first request for a
+//! besteffort job has `refuse_frozen`. If the daemon refuses it, pjwctl prints that the command waits, and sends the
+//! request again without `refuse_frozen`.
 
 use std::ffi::OsStr;
 use std::io;
@@ -152,27 +155,27 @@ impl<'a> WaitNotice<'a> {
         Self { program, is_printed: false }
     }
 
-    /// Prints that the command waits until its job `job` can borrow a core. `how` says how it waits. Prints nothing if
-    /// this was printed before.
+    /// Prints that the command waits until its job `job` can borrow a core. `how` is the verb of the sentence: `waits`
+    /// or `waits frozen`. Prints nothing if the message was printed before.
     fn print(&mut self, job: &str, how: &str) {
         if !self.is_printed {
             self.is_printed = true;
             let program = Path::new(self.program).display();
             output::print_error(&format!(
-                "no core is free to borrow: {program} {how} until one is (pjwctl show {job})"
+                "no core is free to borrow: {program} {how} until one is free (pjwctl show {job})"
             ));
         }
     }
 }
 
-/// Makes the new job that `parameters` describe, which contains this process. If the daemon will freeze this process at
-/// once, because the job has the class `besteffort` and can borrow no core, prints `notice` before.
+/// Makes the new job that `parameters` describe, which contains this process. If the daemon is going to freeze this
+/// process at once, because the job can borrow no core, prints `notice` before.
 pub(super) fn make_job(
     client: &mut Client,
     parameters: &Assign,
     notice: &mut WaitNotice<'_>,
 ) -> Result<Job, ClientError> {
-    // After the freeze, this process could print nothing until it has a core.
+    // A frozen process could print nothing until it has a core.
     if parameters.class.as_deref() == Some("besteffort") && !notice.is_printed {
         let unless_frozen = Assign { refuse_frozen: Some(true), ..parameters.clone() };
         match call_for_field(client, "Assign", &unless_frozen, "job") {
@@ -187,7 +190,8 @@ pub(super) fn make_job(
 /// have to wait:
 ///
 /// - A job of the class `besteffort` runs on cores that it borrows. While it can borrow no core, the daemon freezes
-///   this process. If it is not frozen, because pjwd can't move it into the cpuset of the job, prints `notice`.
+///   this process. Exception: pjwd freezes no process that it can't move into the cpuset of the job. Such a process
+///   prints `notice`.
 /// - A job with an isolated partition (`is_isolated`): this process runs elsewhere until the kernel has moved it into
 ///   the partition (a cpuset whose cores are only for this job). The wait ends after [`MAX_TIME_FOR_PARTITION`].
 ///
@@ -221,7 +225,8 @@ pub(super) fn wait_for_cores(
                 return cpus;
             }
         } else if was_frozen {
-            // One such state may be from before a freeze that has ended. After two, this process is not frozen.
+            // The first state without cores may be outdated: this process may have been frozen and thawed since. If
+            // the second state has no cores either, this process runs and is not frozen.
             notice.print(&job.id, "waits");
         }
         was_frozen = is_frozen;

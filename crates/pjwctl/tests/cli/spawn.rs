@@ -10,7 +10,7 @@ use super::daemon::{CallReplies, Daemon};
 use super::run::own_cpus;
 use super::{answer, assert_refused, pjwctl};
 
-/// The reply to the question for the job of the process `pid`, which belongs to `job`.
+/// The reply to the call `ExplainPid` about the process `pid`, which belongs to the job `job`.
 fn member_of(pid: u32, job: &str) -> Reply {
     let job = Some(job.to_owned());
     Reply::PidReasons(ExplainPidReply {

@@ -48,7 +48,7 @@ fn run_and_spawn_say_that_no_core_is_free_to_borrow_before_they_are_frozen() {
                 CallReplies::would_freeze("it could borrow no core now")
             }
             Call::Assign(request) => {
-                // As long as pjwctl is frozen, it reads no reply.
+                // A frozen pjwctl reads no reply. So the reply comes only after the test has read the message.
                 thawed.lock().unwrap().recv().unwrap();
                 let (id, cpus) = (request.job.clone(), own_cpus());
                 CallReplies::reply(Reply::Job {
@@ -69,7 +69,7 @@ fn run_and_spawn_say_that_no_core_is_free_to_borrow_before_they_are_frozen() {
         stderr.read_line(&mut line).unwrap();
         thaw.send(()).unwrap();
         let said =
-            "pjwctl: no core is free to borrow: echo waits frozen until one is (pjwctl show manual:a)\n";
+            "pjwctl: no core is free to borrow: echo waits frozen until one is free (pjwctl show manual:a)\n";
         assert_eq!(line, said);
         stderr.read_to_string(&mut line).unwrap();
         let output = child.wait_with_output().unwrap();
@@ -110,6 +110,6 @@ fn a_process_that_is_not_frozen_says_that_its_job_waits_for_a_core() {
     let arguments = ["run", "--cores", "1", "--class", "besteffort", "--job", "a", "--", "echo", "started"];
     let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
     assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
-    let said = "pjwctl: no core is free to borrow: echo waits until one is (pjwctl show manual:a)\n";
+    let said = "pjwctl: no core is free to borrow: echo waits until one is free (pjwctl show manual:a)\n";
     assert_eq!(answer.stderr, said);
 }

@@ -34,9 +34,9 @@ pub(super) fn explain_refused_provision(id: &JobId, reasons: Vec<String>) -> Exp
     }
 }
 
-/// Returns the text of `refusal` for the client. If the refused command names a provision of the configuration that
-/// pjwd refused, and `status` has no job of this name, the text has the reason why pjwd refused the provision, and the
-/// remedy.
+/// Returns the text of `refusal` for the client. The refused command may name a provision of the configuration that
+/// pjwd refused. If `status` has no job of this name, the text then has the reason for the refusal of the provision,
+/// and the remedy.
 pub(super) fn refusal_text(refusal: &Refusal, status: &PublishedStatus) -> String {
     let has_job = |id: &JobId| {
         let name = id.to_string();

@@ -251,7 +251,7 @@ impl ControlService {
     }
 
     /// Returns the job `id` from the last published status. The error says that there is no such job, for example after
-    /// its end. If `id` is a provision of the configuration that pjwd refused, the error has the reason.
+    /// its end. If `id` is a provision of the configuration that pjwd refused, the error has the reason and the remedy.
     pub(super) fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
         let (name, status) = (id.to_string(), self.status.borrow());
         let found = status.jobs.iter().find(|job| job.id == name).cloned();

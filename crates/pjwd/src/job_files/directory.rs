@@ -220,7 +220,7 @@ impl JobDirectory {
         };
         let unwritten = match written {
             Ok(()) => None,
-            // Programs would look for a new page, which can't be made either.
+            // The page stays valid: a new page can't be made either, so programs would find none.
             Err(fault) if fault.is_lack_of_descriptors() => {
                 let is_written = files_written.is_ok();
                 let former =
@@ -332,8 +332,8 @@ pub fn remove_files_of_all_jobs(state_dir: &Path) {
 }
 
 /// Removes a file, a link, or the directory of a job with its files. For a directory, also writes into the memory of
-/// the file `coremap` that its content is outdated, and wakes the waiting programs. What can't be removed stays. So
-/// does a directory if pjwd has no free file descriptor for its file `coremap`.
+/// the file `coremap` that its content is outdated, and wakes the waiting programs. What can't be removed stays. A
+/// directory also stays if pjwd has no free file descriptor for its file `coremap`.
 fn remove(path: &Path) {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return };
     if !metadata.is_dir() {

@@ -96,8 +96,8 @@ struct PublishedJob {
     wanted_file: WantedFile,
     /// Whether the files are watched. If not, they are read in each rescan.
     is_watched: bool,
-    /// Whether an earlier daemon left the file `want`, and this one has not read it yet because another file could not
-    /// be written.
+    /// Whether an earlier daemon left the file `want`, and this daemon has still to read it. It has not done so because
+    /// another file of the job could not be written.
     is_want_unread: bool,
     /// The sentence for the warning that a file is not as it should be. `None` if all are.
     fault: Option<String>,
@@ -134,15 +134,15 @@ impl PublishedJob {
         let directory = self.directory.insert(directory);
         let map_written = directory.write_core_map(&self.content.core_map);
         let want_written = self.write_want_file(id, is_new || self.is_want_unread, watch);
-        // The caller reads the file only if both succeed.
+        // The caller reads the file `want` only if both results are `Ok`.
         self.is_want_unread = map_written.is_err() && matches!(want_written, Ok(true));
         // If both fail, the core map is more important.
         map_written.and(want_written.map_err(|fault| fault.with_part(UnpublishedPart::WantFile)))
     }
 
     /// Makes the file `want` in the directory of this job, whose id is `id`, and watches the files of the job with
-    /// `watch`. `may_be_unread` says whether this daemon has not read a file that it finds there. Returns true, and
-    /// does not write the file, as [`PublishedJob::write_files`] says.
+    /// `watch`. `may_be_unread` says whether a file `want` that exists already was not yet read by this daemon. Such a
+    /// file is not written, and the function returns true, as [`PublishedJob::write_files`] does.
     fn write_want_file(
         &mut self,
         id: &JobId,
@@ -229,10 +229,10 @@ impl JobFiles {
         self.jobs.keys()
     }
 
-    /// Returns the id of the first of the jobs whose files could not be written because pjwd had no free file
-    /// descriptor. `None` if there is no such job. After the next scan, the caller must call [`JobFiles::publish`] for
-    /// this job again, also if its content has not changed. If this succeeds, the caller must do the same for the next
-    /// such job.
+    /// Returns the lowest id of the jobs whose files could not be written because pjwd had no free file descriptor.
+    /// `None` if there is no such job. After the next scan, the caller must call [`JobFiles::publish`] for this job
+    /// again, also if its content has not changed. If the files are then written, this function returns the next such
+    /// job, and the caller must do the same for that job.
     #[must_use]
     pub fn first_job_without_descriptor(&self) -> Option<&JobId> {
         self.without_descriptor.first()

@@ -14,9 +14,10 @@ four_ranks_are_stopped() {
     for pid in $(ranks "$1"); do ! is_in_state T "$pid" || count=$((count + 1)); done
     [ "$count" = 4 ]
 }
-# measure PERIODS USER...: lets the ranks of these users run for this number of periods of 2 s, and stops them. Sets the array `waits` to
-# the wait time of the ranks of each user, in permille of their run time and wait time: the median of the periods. The ranks are looked
-# up first: while they compute, other programs are slow.
+# measure PERIODS USER...: lets the ranks of these users run for this number of periods of 2 s, and stops them. Sets the
+# array `waits`. It has one number for each user, in the order of the arguments: the wait time of the ranks, in permille
+# of the sum of their run time and wait time. The number is the median of the periods. The ranks are looked up first:
+# while they compute, other programs are slow.
 measure() {
     local user at run pids=() times=() periods=$1
     shift
@@ -34,10 +35,11 @@ measure() {
             cut -d ' ' -f 2 | sort -n | sed -n "$(((periods + 1) / 2))p")")
     done
 }
-# read_times: adds the times of the ranks of each user to `times` of measure.
+# read_times: reads the run time and the wait time of the ranks of each user, and adds them to the array `times` of
+# measure.
 read_times() { local of_user; for of_user in "${pids[@]}"; do times+=("$(sched_times $of_user)"); done; }
-# takes_at_most_1_05 ALONE BESIDE: whether ranks that wait for ALONE permille of the time alone, and for BESIDE permille of it with another
-# run, take at most 1.05 of their time alone.
+# takes_at_most_1_05 ALONE BESIDE: whether a run takes at most 1.05 of its time alone. Its ranks wait for ALONE permille
+# of the time if no other run is there, and for BESIDE permille of the time beside another run.
 takes_at_most_1_05() { [ $((1000 * (1000 - $1))) -le $((1050 * (1000 - $2))) ]; }
 # end USER...: kills all ranks of these users.
 end() { for user in "$@"; do pkill -KILL -u "$user" -f '/tmp/rank'; done; eventually "the ranks of $* have ended" all_ended "$@"; }

@@ -117,10 +117,12 @@ pub struct AssignCommand {
     /// joins this job. The command is still refused if the evidence of a process is strong, such as the cgroup of a
     /// batch system. True for `pjwctl spawn`.
     pub keeps_members: bool,
-    /// Whether the command is refused if it would make a new borrower (a job of the class besteffort) whose processes
-    /// are frozen at once, because the job can borrow no core ([`Refusal::WouldFreeze`](crate::terms::Refusal)). The
-    /// client can then say so before it sends the command once more without this setting: it is frozen itself if it is
-    /// one of the processes.
+    /// Whether the command is refused with [`Refusal::WouldFreeze`](crate::terms::Refusal) if the processes of a new
+    /// job would be frozen at once. Only a borrower (a job of the class besteffort) is frozen, while it can borrow no
+    /// core.
+    ///
+    /// A client that is one of these processes can print nothing while it is frozen. After the refusal, it prints why
+    /// it has to wait. It then sends the command once more without this setting.
     pub refuses_frozen: bool,
     /// The user that is to own the job. Only an administrator may name another user. If `None`, an existing
     /// job keeps its owner. A new job is then owned by the user of the first named process, or by the

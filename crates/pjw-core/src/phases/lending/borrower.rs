@@ -42,8 +42,8 @@ impl<'a> Borrower<'a> {
         }
     }
 
-    /// Returns the borrower `job` as it will be when it has been made with its first processes. It is not in the state
-    /// yet, and has no cores.
+    /// Returns a borrower for the new job `job`, which is not in the state yet and has no cores. The job counts as one
+    /// with a process.
     pub(super) fn of_new_job(topology: &Topology, job: &'a Job) -> Self {
         Self {
             id: &job.id,
@@ -111,8 +111,9 @@ impl<'a> Borrower<'a> {
     }
 }
 
-/// Returns the largest number of cores that the borrower `job` can use while it has a process: what it wants, or else
-/// what it requested. At least one, because a job that is frozen because it wants no core could not ask for one again.
+/// Returns the largest number of cores that the borrower `job` can use while it has a process. This is the number that
+/// the job wants, or the requested number if it has not said what it wants. The result is at least 1: a job that wants
+/// no core would be frozen, and could not ask for a core again.
 fn usable_core_count(topology: &Topology, job: &Job) -> usize {
     let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
     job.wanted_core_count(topology).unwrap_or(requested).max(1) as usize

@@ -118,9 +118,9 @@ pub(crate) fn reason_not_to_borrow(state: &WardenState, policy: &Policy) -> Opti
     borrowers.iter().all(is_satisfied).then_some("each job of the class besteffort has as many as it wants")
 }
 
-/// Returns whether the processes of the new job `job` (of the class besteffort) would be frozen at once if the job were
-/// made at the time `now` (in ns since boot), because it could borrow no core. `job` has no grant, and is not yet in
-/// `state`. Does not check whether pjw can move its processes into the cpuset of the job, in which they are frozen.
+/// Returns whether the processes of the new job `job` (of the class besteffort) would be frozen if the job were made at
+/// the time `now` (in ns since boot): it could borrow no core then. `job` has no grant, and is not yet in `state`. Does
+/// not check whether pjw can move the processes into the cpuset of the job. Only processes in this cpuset are frozen.
 pub(crate) fn would_freeze_new_job(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> bool {
     let is_frozen = starved_grant(state, policy, job).is_some_and(|grant| grant.0 == Ownership::Frozen);
     if !policy.may_grant || !is_frozen {

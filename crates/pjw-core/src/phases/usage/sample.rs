@@ -1,6 +1,7 @@
-//! The end of a usage sample: the resource use of a job since a time.
+//! The end of a usage sample: the resource use of a job in one interval.
 //!
-//! This is apart from the phase `usage` because the draft of a cycle uses it, and the phase uses the draft.
+//! These functions are not in the module of the phase `usage`, because that module uses the draft of a cycle, and the
+//! draft uses these functions.
 
 use crate::basics::{Nanos, Pid};
 use crate::phases::held::add_held_core_time;
@@ -8,11 +9,13 @@ use crate::phases::usage::hot_threads::HotThreads;
 use crate::state::WardenState;
 use crate::terms::{JobId, Observed, Ownership, ScanScope, Snapshot, UsageSample};
 
-/// Ends the usage sample of a job (its resource use since a time) if the job begins or ceases to hold cores: it has no
-/// grant or is frozen (stopped) before the change or after it, and not both. `next` is the ownership of the next grant.
-/// `seen` is the scan of this cycle. Must be called before the change. Does nothing if the scan did not read each
-/// active process of the job: the CPU time is not known then, and [`JobUsage::add_sample`] divides that of the whole
-/// sample.
+/// Ends the usage sample of a job (its resource use in one interval) if the job begins or ceases to hold cores. A job
+/// holds cores if it has a grant and is not frozen (stopped). `next` is the ownership of the next grant, or `None` if
+/// the job will have no grant. Must be called before the grant changes.
+///
+/// `seen` is the scan of this cycle. If it did not read each active process of the job, the CPU time until now is not
+/// known, and the sample goes on. Later, [`JobUsage::add_sample`] divides the CPU time of this sample in proportion to
+/// the time with cores and the time without them.
 ///
 /// [`JobUsage::add_sample`]: crate::terms::JobUsage::add_sample
 pub(crate) fn end_sample_if_held_changes(

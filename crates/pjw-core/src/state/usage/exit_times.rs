@@ -24,7 +24,7 @@ impl UsageState {
     /// caller must read the times at once, because the processes may no longer exist at the next scan. After the next
     /// scan, the CPU time that an exited process used since the last reading is added to its job.
     ///
-    /// `read_from` is a time at or before the first reading of these times, in ns since boot. `None` if it is unknown.
+    /// `read_from` is a time just before these times were read, in ns since boot. `None` if it is unknown.
     pub fn note_exit_times(
         &mut self,
         events: &[ProcessEvent],

@@ -140,7 +140,7 @@ pub(super) struct ExitTimes {
     pub(super) times: ProcessCpuTimes,
     /// Whether the process itself had exited, so that its times no longer grow.
     pub(super) is_final: bool,
-    /// A time at or before the reading, in ns since boot. `None` if it is unknown.
+    /// A time just before the reading, in ns since boot. `None` if it is unknown.
     pub(super) read_from: Option<Nanos>,
 }
 

@@ -4,8 +4,9 @@ use super::{Observed, Snapshot};
 use crate::basics::{Nanos, Pid};
 
 impl Snapshot {
-    /// Returns the time until which the process `pid` is known to have been idle, in ns since boot, if the process has
-    /// ended or ran again after this time. `None` if it was not found idle since it last ran.
+    /// Returns the time of the last check of the process `pid` before this scan, in ns since boot, if that check found
+    /// the process idle. The snapshot has this time only for a process that has ended or that runs again. `None` in all
+    /// other cases.
     pub(crate) fn idle_until(&self, pid: Pid) -> Option<Nanos> {
         let before_it_ran = match self.processes.get(&pid) {
             Some(Observed::Present(process)) => process.idle_until,

@@ -53,7 +53,7 @@ fn a_borrower_without_a_core_shares_the_housekeeping_pus_or_is_frozen() {
 }
 
 #[test]
-fn a_command_that_refuses_to_be_frozen_makes_no_job_that_would_be() {
+fn a_command_with_refuses_frozen_makes_no_job_whose_processes_would_be_frozen() {
     let run = |id: &str, refuses_frozen| {
         let (class, pids) = (Some(PriorityClass::Besteffort), vec![Pid(30)]);
         let request = assign_of(id, Some(CpuRequest::Cores(1)));

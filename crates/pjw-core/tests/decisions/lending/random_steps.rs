@@ -1,8 +1,7 @@
 //! Random steps: jobs are assigned and released, their processes end, the use of owners changes, PUs go offline, and
 //! the daemon is restarted. After each step, no PU has two borrowers, no PU is borrowed from an owner that does not
 //! lend, no owner that needs its cores waits for a borrower, and no borrower is frozen while a core is free. A command
-//! that refuses to be frozen is refused exactly if its new job is frozen otherwise. After the releases nothing is
-//! borrowed.
+//! with `refuses_frozen` is refused exactly if its new job would be frozen. After the releases nothing is borrowed.
 
 use std::collections::BTreeMap;
 
@@ -63,8 +62,8 @@ fn restart(m: &mut Machine) {
     m.state = restarted;
 }
 
-/// Assigns `cores` to the job `id` by a command that refuses to be frozen. If the job would be frozen, repeats the
-/// command without this condition.
+/// Assigns `cores` to the job `id` by a command with `refuses_frozen`. If the command is refused because the job would
+/// be frozen, repeats it without this setting.
 fn assign_unless_frozen(m: &mut Machine, id: &str, class: PriorityClass, cores: u32, pid: u32) {
     let is_new = m.state.jobs.get(&job(id)).is_none();
     let assign = |refuses_frozen| {

@@ -202,7 +202,7 @@ fn a_process_that_was_idle_until_its_end_does_not_get_the_time_of_other_children
         machine.spawn(40, 10, 1001);
         run(&mut machine, 20, &[]);
         run(&mut machine, 9, &[40]);
-        // The scan is not about processes 20 and 40. Both end, and the shell waits for them.
+        // The scan does not read processes 20 and 40. Both end, and the shell waits for them.
         let mut snapshot = machine.scan_only(&[30]);
         machine.exit(40);
         machine.exit(20);

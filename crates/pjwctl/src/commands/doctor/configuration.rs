@@ -1,7 +1,7 @@
 //! Checks the configuration files of a pjwd that does not run: pjwd does not start if its file has a mistake.
 //!
-//! The program `pjwd` checks the files, with the permissions of the caller. So the doctor finds the same mistakes as a
-//! start, also those that depend on this machine.
+//! The program `pjwd` itself checks the files, with the permissions of the caller. So the doctor finds the mistakes
+//! that a start of pjwd would find, also those that depend on this machine.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -19,11 +19,11 @@ const SYSTEM_FILE: &str = "/etc/pjw/pjwd.toml";
 const DEFAULT_FILE: &str = "pjw/pjwd.toml:";
 /// The beginning of an error of pjwd.
 const PJWD_PREFIX: &str = "pjwd: ";
-/// The exit code of pjwd after an error that is none of the command line.
+/// The exit code of pjwd after an error. Wrong options have another exit code.
 const FAILURE_CODE: i32 = 1;
 
-/// Returns the default configuration files with which pjwd can't start: that of the caller and, if the caller may read
-/// it, that of root. A file that does not exist is not wrong. Empty if the program `pjwd` is not found.
+/// Checks the default configuration file of the caller, and also that of root if the caller may read it. Returns those
+/// with which pjwd can't start. A file that does not exist is not wrong. Empty if the program `pjwd` is not found.
 pub(super) fn find_wrong_configurations() -> Vec<WrongConfiguration> {
     let of_caller = check_configuration(None, "pjwd --check-config".to_owned());
     let reads_file_of_root = || !geteuid().is_root() && check_readable(Path::new(SYSTEM_FILE)).is_ok();
@@ -35,7 +35,7 @@ pub(super) fn find_wrong_configurations() -> Vec<WrongConfiguration> {
 }
 
 /// Lets pjwd check the configuration file that `option` names, or the default file of the caller if `option` is `None`.
-/// `check_command` is the command that lists the mistakes to the user. `None` if the file is valid, or if it can't be
+/// `check_command` is the command that shows the user the mistakes. `None` if the file is valid, or if it can't be
 /// checked.
 fn check_configuration(option: Option<OsString>, check_command: String) -> Option<WrongConfiguration> {
     let mut pjwd = pjwd_command().ok()?;

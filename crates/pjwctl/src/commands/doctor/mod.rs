@@ -1,7 +1,8 @@
 //! `pjwctl doctor`: scans the node, diagnoses it with `pjw_core::diagnosis`, and prints the findings.
 //!
 //! It changes nothing and starts no daemon. If no pjwd runs, it does not connect to the socket, because systemd would
-//! then start one. It then lets the program `pjwd` check the configuration, which may be why no pjwd runs.
+//! then start one. Instead, it lets the program `pjwd` check the configuration. A mistake there may be the reason why
+//! no pjwd runs.
 
 mod configuration;
 mod daemon;
@@ -73,7 +74,7 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     for job in &mut jobs {
         job.enforcement = daemon_state.kept_by.get(&job.id).cloned().unwrap_or_default();
     }
-    // After the scans, which would show the checking pjwd as a daemon.
+    // After the scans: they would take the process that checks the configuration for a running daemon.
     let wrong_configurations = match &daemon_state.status {
         DaemonStatus::Absent(_) => configuration::find_wrong_configurations(),
         DaemonStatus::Unresponsive(_) | DaemonStatus::Responsive { .. } => Vec::new(),

@@ -211,11 +211,11 @@ fn is_batch_system_job(id: &str) -> bool {
     !id.starts_with("manual:")
 }
 
-/// Returns the job of this process, which has the pid `pid`. `None` if it belongs to no job, or if pjwd can't say. Can
-/// replace the connection `client` by a new one.
+/// Returns the job of this process, which has the pid `pid`. `None` if the process belongs to no job, or if pjwd
+/// answers with an error. May replace the connection `client` by a new one.
 ///
 /// # Errors
-/// If pjwd was busy, also on a new connection.
+/// If pjwd answers that it is busy, also on a new connection.
 fn own_job(daemon: &DaemonAddress, client: &mut Client, pid: u32) -> Result<Option<String>, ClientError> {
     let request = ExplainPid { pid, after_tid: None };
     let explain = |client: &mut Client| client.call::<ExplainPidReply>("ExplainPid", &request);
@@ -226,9 +226,9 @@ fn own_job(daemon: &DaemonAddress, client: &mut Client, pid: u32) -> Result<Opti
     }
 }
 
-/// Returns the reply to `call` on the connection `client`. If the connection is broken, or pjwd answers that it is
-/// busy, for example because it has closed the connection for another user, replaces `client` by a new connection, and
-/// makes the call once more. `call` must change nothing.
+/// Returns the reply to `call` on the connection `client`. If the connection is broken, or if pjwd answers that it is
+/// busy, replaces `client` by a new connection, and makes the call once more. For example, pjwd may have closed the
+/// idle connection to serve another user. `call` must only read, because pjwd may carry it out twice.
 fn call_again_if_disconnected<T>(
     daemon: &DaemonAddress,
     client: &mut Client,
@@ -245,7 +245,7 @@ fn call_again_if_disconnected<T>(
 }
 
 /// Returns the directory with the core map of the job `job`, and the variables that tell an instance the size of its
-/// part. If the status can't be read, there is no directory, and the variables are the default ones. Can replace the
+/// part. If the status can't be read, there is no directory, and the variables are the default ones. May replace the
 /// connection `client` by a new one.
 fn directory_and_variables(
     daemon: &DaemonAddress,

@@ -1,6 +1,6 @@
 //! The files of jobs while pjwd has no free file descriptor.
 //!
-//! The limit of descriptors is that of a process. So each test runs again in a process of its own.
+//! The limit of open descriptors holds for a whole process. So each test runs again in a process of its own.
 
 use std::os::fd::AsRawFd;
 
@@ -34,8 +34,8 @@ fn publish_without_descriptors(published: &mut Published, own: &str) {
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
 }
 
-/// Asserts that the core map could not be written, and then that the next cycle writes it. `warning_begin` is the begin
-/// of the warning. `reader` has mapped the core map with the CPUs 0-1 before.
+/// Asserts that the core map of the job `a` was not written, and then that the next cycle writes it. `warning_begin` is
+/// the beginning of the warning. `reader` has mapped the core map before, when it had the CPUs 0-1.
 fn assert_that_the_next_cycle_writes(published: &mut Published, reader: &Job, warning_begin: &str) {
     let cores = reader.cores();
     assert_eq!((cores.source, cores.cpus.to_string()), (CoresSource::CoreMap, "0-1".to_owned()));

@@ -16,6 +16,6 @@ fn what_was_written_into_want_while_no_daemon_ran_counts_also_if_the_core_map_is
     assert_eq!(published.files.warnings().count(), 1);
     fs::remove_dir(&json).unwrap();
     published.publish("a", "0");
-    assert!(published.files.next_read_at().is_some(), "without a report of the kernel");
+    assert!(published.files.next_read_at().is_some(), "it is read although the kernel reports no change");
     assert_eq!(published.written(), [Some(1)]);
 }

@@ -33,7 +33,7 @@ impl EventLoop {
         };
         while let Some(id) = self.job_files.first_job_without_descriptor().cloned() {
             self.job_files.publish(&id, content(&id));
-            // If one job gets no descriptor, hundreds of others get none either, and would make each cycle long.
+            // The other jobs get no descriptor either. To try hundreds of them would make each cycle long.
             if self.job_files.first_job_without_descriptor() == Some(&id) {
                 break;
             }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::terms::ProcessEvent;
 
-/// Records that `exited` has exited, and `read`: a process and its times, which were read then.
+/// Records that the process `exited` has exited. `read` has a process and its CPU times, which were read at this exit.
 fn note_exit(usage: &mut UsageState, exited: Pid, read: (Pid, ProcessCpuTimes), read_from: Option<Nanos>) {
     usage.note_exit_times(&[ProcessEvent::Exit { pid: exited }], BTreeMap::from([read]), read_from);
 }
@@ -33,8 +33,9 @@ fn times_that_were_read_when_only_the_first_thread_had_exited_are_not_the_last_o
 }
 
 #[test]
-fn a_process_was_read_at_the_exit_of_its_child_and_can_have_run_only_since_then() {
-    // At 10 s, its parent outside of the job has 6999 ms more: at most 1500 ms of them can be of the process.
+fn a_process_that_was_read_at_the_exit_of_its_child_can_have_run_only_since_then() {
+    // At 10 s, its parent has 6999 ms of children that were not read before. A process that was read at 9 s can have
+    // used at most 1500 ms of them: the second since then and the margin of 500 ms.
     for (read_from, found_ms) in [(None, 8_005), (Some(at(2)), 8_005), (Some(at(9)), 1_006)] {
         let (mut usage, a) = begun();
         usage.record_process_times(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
