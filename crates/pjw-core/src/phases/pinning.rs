@@ -233,16 +233,19 @@ impl<'a> PuLoad<'a> {
     }
 
     /// Chooses cores for each group: the threads in `grouped` that share an address space. A group gets one core for
-    /// each of its threads, all in one L3 cache or one NUMA node. These are cores without a counted thread, or the
-    /// cores to which the group is pinned already. Returns the cores by the number of the address space. A group is
-    /// left out if no cache and no node has enough such cores, or if another group got one of its present cores.
+    /// each of its threads, all in one L3 cache or one NUMA node. These are cores without a counted thread. The pins of
+    /// the groups are not counted yet. Returns the cores by the number of the address space. A group is left out if no
+    /// cache and no node has enough such cores, or if another group got one of its present cores.
     fn group_cores(&self, grouped: &[&HotThread]) -> BTreeMap<u32, GroupCores> {
         let mut groups: BTreeMap<u32, AddressSpaceThreads> = BTreeMap::new();
         for hot_thread in grouped {
             let Some(number) = hot_thread.address_space else { continue };
             let group =
                 groups.entry(number).or_insert_with(|| AddressSpaceThreads { number, threads: Vec::new() });
-            let pinned_pu = hot_thread.pinned_pu.filter(|pu| self.core.contains_key(pu));
+            // A pin on a core with another thread does not stay, so it does not keep the group there.
+            let is_on_free_core =
+                |pu: &Pu| self.core.get(pu).is_some_and(|core| self.threads_on_core(*core) == 0);
+            let pinned_pu = hot_thread.pinned_pu.filter(is_on_free_core);
             group.threads.push(ThreadPlace { last_cpu: hot_thread.last_cpu, pinned_pu });
         }
         if groups.is_empty() {

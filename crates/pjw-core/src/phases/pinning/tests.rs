@@ -170,6 +170,14 @@ fn a_group_leaves_its_pins_where_it_is_in_one_node_already() {
     check("0-7", &pair, "0:3 1:2");
 }
 
+#[test]
+fn a_group_leaves_the_node_where_another_thread_has_one_of_its_cores() {
+    let bound = HotThread { mask: CpuSet::from_words(&[0b1100]), ..floater(9, 0, None) };
+    let group = [grouped(1, floater(0, 0, Some(6))), grouped(1, floater(1, 0, Some(3)))];
+    let threads: Vec<HotThread> = group.into_iter().chain([bound]).collect();
+    check("0-7", &threads, "0:0 1:1");
+}
+
 fn any_runners() -> impl Strategy<Value = Vec<HotThread>> {
     proptest::collection::btree_map(0u32..40, (0u32..8, proptest::option::of(0u32..8)), 0..20).prop_map(
         |hot_threads| {
