@@ -21,7 +21,7 @@ use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::proxy::{ForkError, TemplateError};
 use crate::replicate::{NamespaceBarrier, NamespaceEntry};
-use crate::results::{self, InstanceResult, ResultPacket};
+use crate::results::{self, InstanceResult, ResultPacket, ResultsInOrder};
 use crate::signals;
 use crate::spawner;
 use crate::tasks::descriptors::unshare_descriptor_table;
@@ -85,8 +85,7 @@ impl SpawnContext {
     /// If [`SpawnContext::check_instances`] fails, or if a resource for the batch can't be created. No process is
     /// started then.
     pub fn start(&self, instances: Vec<Instance>) -> Result<SpawnBatch, CheckError> {
-        self.check_instances(&instances)?;
-        raise_descriptor_limit(instances.len())?;
+        self.prepare_start(&instances)?;
         let (sending, socket) = results::channel().map_err(|error| CheckError::SystemCall {
             what: "a socket can't be made",
             errno: Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)),
@@ -145,13 +144,11 @@ impl SpawnContext {
     pub fn spawn_n(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
         match &instances[..] {
             [instance] if self.needs_no_thread() => {
-                self.check_instances(&instances)?;
-                raise_descriptor_limit(1)?;
+                self.prepare_start(&instances)?;
                 Ok(vec![spawner::start_single_instance(&self.setup, instance)])
             }
             _ if can_start_whole_group(&self.setup) => {
-                self.check_instances(&instances)?;
-                raise_descriptor_limit(instances.len())?;
+                self.prepare_start(&instances)?;
                 Ok(start_whole_group(&self.setup, &instances)?)
             }
             _ => Ok(self.start(instances)?.into_results()),
@@ -171,6 +168,13 @@ impl SpawnContext {
 }
 
 impl SpawnContext {
+    /// Makes all checks of `instances` that are possible before a process is started, and raises the limit of open
+    /// descriptors if it is too low for them.
+    fn prepare_start(&self, instances: &[Instance]) -> Result<(), CheckError> {
+        self.check_instances(instances)?;
+        raise_descriptor_limit(instances.len())
+    }
+
     /// Returns whether the calling thread can start a single instance by exec. An instance that ends with its launcher
     /// needs a thread that lives as long as the context. Replicas need a thread with a mount namespace of its own. A
     /// task is not started by exec.
@@ -239,14 +243,9 @@ impl SpawnBatch {
     /// [`SpawnBatch::cancel`], or the caller has already taken the result of the instance from the batch.
     #[must_use]
     pub fn into_results(self) -> Vec<Result<Child, SpawnError>> {
-        let missing = SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED };
-        let mut results: Vec<_> = self.instances.iter().map(|_| Err(missing)).collect();
-        for (index, result) in self {
-            if let Some(entry) = results.get_mut(index) {
-                *entry = result;
-            }
-        }
-        results
+        let mut results = ResultsInOrder::new(self.instances.len());
+        self.for_each(|result| results.store(result));
+        results.into_vec()
     }
 
     /// Cancels the start of all instances (processes) of this batch that have not been started yet. Returns at once.

@@ -28,6 +28,29 @@ const HEAD_BYTES: usize = 24;
 /// The result for one instance (process): its index in the list of instances, and the started process or the error.
 pub(crate) type InstanceResult = (usize, Result<Child, SpawnError>);
 
+/// The results of a group of instances (processes), in the order of the list of instances. An instance without a stored
+/// result has the error `ECANCELED`.
+pub(crate) struct ResultsInOrder(Vec<Result<Child, SpawnError>>);
+
+impl ResultsInOrder {
+    /// Makes the results of `count` instances, of which none is stored yet.
+    pub(crate) fn new(count: usize) -> Self {
+        let missing = SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED };
+        Self((0..count).map(|_| Err(missing)).collect())
+    }
+
+    /// Stores the result of one instance.
+    pub(crate) fn store(&mut self, (index, result): InstanceResult) {
+        if let Some(entry) = self.0.get_mut(index) {
+            *entry = result;
+        }
+    }
+
+    pub(crate) fn into_vec(self) -> Vec<Result<Child, SpawnError>> {
+        self.0
+    }
+}
+
 /// A message from a spawner thread to the thread that reads the results of a batch. The message contains the results of
 /// some instances (processes).
 #[derive(Debug, Default)]

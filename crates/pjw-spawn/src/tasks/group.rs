@@ -3,17 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use nix::errno::Errno;
-
 use super::own_memory::is_thread_in_heap;
 use super::request::MAX_PENDING_REQUESTS;
 use super::room::AddressSpaceError;
 use super::space::{AddressSpace, SpaceParameters};
 use crate::child::Child;
-use crate::failure::{SpawnError, SpawnStep};
+use crate::failure::SpawnError;
 use crate::instance::Instance;
 use crate::layout::ExecArrays;
-use crate::results::InstanceResult;
+use crate::results::{InstanceResult, ResultsInOrder};
 use crate::setup::Setup;
 
 /// Receives reports while the tasks of a group are started.
@@ -108,21 +106,15 @@ pub(crate) fn start_whole_group(
     setup: &Arc<Setup>,
     instances: &[Instance],
 ) -> Result<Vec<Result<Child, SpawnError>>, AddressSpaceError> {
-    let missing = || Err(SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED });
-    let mut results = Results(instances.iter().map(|_| missing()).collect());
+    let mut results = ResultsInOrder::new(instances.len());
     let indexes: Vec<usize> = (0..instances.len()).collect();
     start_group(setup, instances, &indexes, &mut results)?;
-    Ok(results.0)
+    Ok(results.into_vec())
 }
 
-/// The results of a group, by the index of the instance.
-struct Results(Vec<Result<Child, SpawnError>>);
-
-impl GroupProgress for Results {
-    fn has_result(&mut self, (index, result): InstanceResult) {
-        if let Some(entry) = self.0.get_mut(index) {
-            *entry = result;
-        }
+impl GroupProgress for ResultsInOrder {
+    fn has_result(&mut self, result: InstanceResult) {
+        self.store(result);
     }
 }
 
