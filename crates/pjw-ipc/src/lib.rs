@@ -13,6 +13,7 @@ mod connection;
 pub mod daemon_process;
 mod dial;
 mod lending;
+pub mod refused_provision;
 pub mod report;
 mod request;
 pub mod server;

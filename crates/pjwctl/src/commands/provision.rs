@@ -7,6 +7,7 @@ use nix::unistd::{User, geteuid};
 use pjw_core::ids::Uid;
 use pjw_core::job::ProvisionRule;
 use pjw_ipc::call::{self, JobParameter};
+use pjw_ipc::refused_provision::refused_provision_error;
 use pjw_ipc::wire::{Job, Warning};
 
 use super::connection::{DaemonAddress, call_for_field, parse_job_id, read_status};
@@ -51,13 +52,8 @@ pub(super) fn unprovision(daemon: &DaemonAddress, name: &str) -> anyhow::Result<
 /// Returns the error text for the job with the id `job`, which does not exist. `warnings` are those of the status. If
 /// pjwd refused a provision of this name in its configuration, a warning and this text have the reason and the remedy.
 fn missing_job_text(job: &str, warnings: &[Warning]) -> String {
-    match warnings.iter().find(|warning| warning.code == "provision" && warning.job == job) {
-        Some(Warning { text, remedy, .. }) => format!(
-            "there is no job {job}, because pjwd refused the provision of this name in its configuration: {text}; to \
-             change that: {remedy}"
-        ),
-        None => format!("there is no job {job}: pjwctl provision --list shows the provisions"),
-    }
+    refused_provision_error(job, warnings)
+        .unwrap_or_else(|| format!("there is no job {job}: pjwctl provision --list shows the provisions"))
 }
 
 /// Returns the error text for the job `job`, which is not a provision. `uid` is the user of this process. The text

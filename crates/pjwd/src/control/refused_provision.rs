@@ -1,30 +1,15 @@
 //! The answers to calls about a provision of the configuration that pjwd refused. Such a provision is no job, so only
 //! the status names it, in a warning.
 
-use std::sync::Arc;
-
 use pjw_core::job::JobId;
 use pjw_core::refusal::Refusal;
 use pjw_ipc::call::ExplainJobReply;
-use pjw_ipc::wire;
+use pjw_ipc::refused_provision::refused_provision_error;
 
 use crate::view::status::PublishedStatus;
 
-/// The code of the warning about a refused provision.
-const CODE: &str = "provision";
-
-/// Returns the sentences about the provision `id` of the configuration, if pjwd refused to give it the cores that the
-/// configuration promises: the reason and the remedy. `warnings` are those of the status. Empty if `id` is not refused.
-pub(super) fn refused_provision_reasons(id: &JobId, warnings: &[Arc<wire::Warning>]) -> Vec<String> {
-    let name = id.to_string();
-    let refusals = warnings.iter().filter(|warning| warning.code == CODE && warning.job == name);
-    refusals
-        .flat_map(|warning| [warning.text.clone(), format!("to change that: {}", warning.remedy)])
-        .collect()
-}
-
 /// Returns the explanation of the refused provision `id`, which is no job and has no cores. `reasons` has the sentences
-/// of [`refused_provision_reasons`].
+/// of [`refused_provision_reasons`](pjw_ipc::refused_provision::refused_provision_reasons).
 pub(super) fn explain_refused_provision(id: &JobId, reasons: Vec<String>) -> ExplainJobReply {
     ExplainJobReply {
         job: id.to_string(),
@@ -48,18 +33,16 @@ pub(super) fn refusal_text(refusal: &Refusal, status: &PublishedStatus) -> Strin
         Refusal::NoCpuRequest { job } if !has_job(job) => job,
         _ => return refusal.to_string(),
     };
-    let reasons = refused_provision_reasons(missing, &status.warnings);
-    if reasons.is_empty() {
-        return refusal.to_string();
-    }
-    format!(
-        "there is no job {missing}, because pjwd refused the provision of this name in its configuration: {}",
-        reasons.join("; ")
-    )
+    refused_provision_error(&missing.to_string(), &status.warnings).unwrap_or_else(|| refusal.to_string())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use pjw_ipc::refused_provision::refused_provision_reasons;
+    use pjw_ipc::wire;
+
     use super::*;
 
     fn warning(code: &str, job: &str) -> wire::Warning {
@@ -80,7 +63,7 @@ mod tests {
             warning("short", "manual:web"),
         ]
         .map(Arc::new);
-        let reasons = |id: &str| refused_provision_reasons(&id.parse().unwrap(), &warnings);
+        let reasons = |id: &str| refused_provision_reasons(&format!("manual:{id}"), &warnings);
         assert_eq!(reasons("svc"), ["manual:svc does not get its cores", "to change that: change its table"]);
         assert!(reasons("web").is_empty() && reasons("none").is_empty());
     }

@@ -16,6 +16,7 @@ use pjw_core::job::{JobId, Provision, ProvisionRule};
 use pjw_core::plan::Warning;
 use pjw_core::refusal::Refusal;
 use pjw_ipc::call::{self, Call, CallError, Reply};
+use pjw_ipc::refused_provision::refused_provision_reasons;
 use pjw_ipc::server::{Peer, Replies, Service};
 use pjw_ipc::wire;
 use tokio::sync::{oneshot, watch};
@@ -25,7 +26,7 @@ use super::admission::{self, RateLimiter, RefusalLog};
 use super::assign::assign_command;
 use super::inbox::{EventLoopMessage, MessageSender};
 use super::query::{MemberDetails, PageCursor, Query, QueryAnswer, ThreadDetails};
-use super::refused_provision::{explain_refused_provision, refusal_text, refused_provision_reasons};
+use super::refused_provision::{explain_refused_provision, refusal_text};
 use super::settings::ControlSettings;
 use crate::memory::reader::MemoryReader;
 use crate::memory::records::MemoryRecords;
@@ -285,7 +286,7 @@ impl ControlService {
     /// configuration that was refused, returns the reason. Fails if there is neither.
     async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
         let id = parse_job_id_argument(name)?;
-        let refused = refused_provision_reasons(&id, &self.status.borrow().warnings);
+        let refused = refused_provision_reasons(&id.to_string(), &self.status.borrow().warnings);
         match self.published_job(&id) {
             Err(no_job) if refused.is_empty() => return Err(no_job),
             Err(_) => return Ok(Reply::JobReasons(explain_refused_provision(&id, refused))),
