@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use pjw_core::command::Command;
 use pjw_core::ids::{ProcessId, ThreadId};
-use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome, Plan};
-use pjw_core::policy::{DaemonMode, Policy};
+use pjw_core::plan::MaskOutcome;
+use pjw_core::policy::Policy;
 use pjw_core::ports::{Journal, MachineInterface};
-use pjw_core::reconcile::{Decision, reconcile};
-use pjw_core::report::{cpuset_events, mask_events};
+use pjw_core::reconcile::reconcile;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, BatchIdentity, Observed, ProcessEventBatch, Snapshot};
 use pjw_core::{
@@ -25,13 +24,9 @@ use pjw_sources::LocalHost;
 
 use super::forks::{changes_process_masks, defer_scans_of_expected_masks, find_wrong_fork_masks};
 use super::report::{
-    ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, is_release, only_releases,
-    refuse_unrecorded_commands,
+    ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, is_release, refuse_unrecorded_commands,
 };
 use crate::host::thaw_watcher::ThawWatcher;
-
-/// The errno of sched_setaffinity(2) for a mask that has no CPU in common with the thread's cpuset.
-const EINVAL: i32 = nix::libc::EINVAL;
 
 /// The largest number of rounds per cycle. The next cycle continues, so a job that forks all the time does not delay
 /// other jobs.
@@ -380,63 +375,16 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         report: &mut CycleReport,
     ) -> Option<ScanRequest> {
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
-        let mut is_recorded = true;
         self.policy.may_grant = self.ongoing_failures.journal_error.is_none();
         let rollback_state = self.prepare_rollback(commands);
-        let Decision { mut records, plan, warnings, events, replies, next_scan, newly_planned, reports } =
-            reconcile(&mut self.state, snapshot, commands, &self.policy);
-        report.plan_warnings = warnings;
-        if newly_planned.contains_everything() {
+        let decision = reconcile(&mut self.state, snapshot, commands, &self.policy);
+        report.plan_warnings.clone_from(&decision.warnings);
+        if decision.newly_planned.contains_everything() {
             // All grants are audited again, in case a change was missed.
             self.audited_grants = None;
         }
-        report.newly_planned.extend(&newly_planned);
-
-        let mut plan = self.without_unsound_actions(plan);
-        if self.policy.mode == DaemonMode::Observe {
-            records.retain(|record| {
-                !matches!(record, Record::MaskSet { .. } | Record::MaskReleased(_) | Record::Cpuset(_))
-            });
-            plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
-        }
-        if let Err(fault) = self.write_records_and_reports(&records, &reports, rollback_state.is_some()) {
-            if let Some(rollback_state) = rollback_state {
-                return self.decide_on_releases(&fault, rollback_state, snapshot, commands, report);
-            }
-            let puts_back_only = commands.is_empty() && !self.policy.may_grant;
-            if !puts_back_only && !only_releases(commands) {
-                self.drop_applied_identities(snapshot);
-                // The ended jobs are gone from the state, so their reports are needed.
-                report.ended_jobs.extend(reports);
-                self.undo_unrecorded_decision(&fault, commands, &plan, report);
-                return None;
-            }
-            plan = self.without_unrecorded_actions(plan, &fault);
-            is_recorded = false;
-        }
-        self.drop_applied_identities(snapshot);
-        report.add_events(events);
-        report.ended_jobs.extend(reports);
-        report.replies.extend(replies);
-        if self.policy.mode == DaemonMode::Observe {
-            let is_empty = plan.mask_actions.is_empty() && plan.cpuset_actions.is_empty();
-            return next_scan.filter(|_| is_empty && is_recorded);
-        }
-        let Plan { cpuset_actions, mask_actions } = plan;
-        // If nothing was recorded and no action is left, the next scan would be about actions that are not made.
-        let next_scan =
-            next_scan.filter(|_| is_recorded || !(cpuset_actions.is_empty() && mask_actions.is_empty()));
-        let cpusets = self.apply_cpuset_changes(cpuset_actions);
-        let outcomes = self.apply_mask_actions(mask_actions);
-        let events = [cpuset_events(&cpusets), mask_events(&self.state, &outcomes)].concat();
-        self.state.usage.count_violations_and_repairs(&events);
-        report.events.extend(events);
-        let has_mask_progress = outcomes.is_empty() || report.count_mask_changes(&outcomes);
-        // After a refused cpuset change, masks keep the job on its cores. The next round decides on these masks.
-        let has_progress = has_mask_progress || !cpusets.is_empty();
-        report.mask_outcomes.extend(outcomes);
-        report.cpuset_outcomes.extend(cpusets);
-        next_scan.filter(|_| has_progress)
+        report.newly_planned.extend(&decision.newly_planned);
+        self.carry_out(decision, snapshot, commands, rollback_state, report)
     }
 
     /// Scans the processes in `request`. Adds to each process its CPU times and the jobs that its attributes name, such
@@ -455,31 +403,6 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.read_process_events();
         self.read_usage(request, &mut snapshot);
         snapshot
-    }
-
-    /// Makes the changes of affinity masks in `actions`, and records their outcomes in the state. Returns the outcomes.
-    fn apply_mask_actions(&mut self, actions: Vec<MaskAction>) -> Vec<(MaskAction, MaskOutcome)> {
-        let mut outcomes = Vec::with_capacity(actions.len());
-        for action in actions {
-            let outcome = self.node.change_mask(&action);
-            match &outcome {
-                MaskOutcome::Done { effective } => {
-                    self.state.record_mask_applied(&action, &action.requested_mask, effective);
-                    self.ongoing_failures.refused_masks.remove(&action.thread);
-                }
-                MaskOutcome::Gone => {}
-                MaskOutcome::Refused { errno: EINVAL, .. } if action.kind == MaskActionKind::Restore => {
-                    self.state.record_restore_refused(&action);
-                }
-                MaskOutcome::Refused { reason, .. } => {
-                    self.state.record_mask_refused(&action);
-                    let refused = RefusedMask { job: action.job.clone(), reason: reason.clone() };
-                    self.ongoing_failures.refused_masks.insert(action.thread, refused);
-                }
-            }
-            outcomes.push((action, outcome));
-        }
-        outcomes
     }
 
     /// Removes the refused masks of threads that have ended or left their job.

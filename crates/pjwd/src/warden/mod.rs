@@ -1,5 +1,6 @@
 //! The warden: one cycle of observe, reconcile, audit, journal and apply, and the report of a cycle.
 
+mod apply;
 mod auditing;
 mod cpuset_changes;
 mod cycle;
