@@ -130,6 +130,32 @@ pub fn reconcile(
     Decision { records, plan, warnings, events, replies, next_scan, newly_planned: planned, reports }
 }
 
+/// Decides which affinity masks newly forked processes get at once. The processes were forked with masks outside of
+/// their jobs' cores. `snapshot` has these processes only
+/// ([`snapshot_of_mismatches`](crate::fork_fastpath::snapshot_of_mismatches)). Makes only the part of the decision that
+/// these masks need, because the processes run outside of their jobs until then. The caller must carry out the decision
+/// as that of [`reconcile`]. In the same cycle, the caller must then scan the processes and call [`reconcile`], which
+/// makes the rest of the decision.
+///
+/// [`Decision::warnings`] are those of the last decision. [`Decision::next_scan`] is `None`.
+pub fn reconcile_forks(state: &mut WardenState, snapshot: &Snapshot, policy: &Policy) -> Decision {
+    let mut draft = CycleDraft::new(state, snapshot, policy);
+    observe::update_state(&mut draft);
+    membership::update_members(&mut draft);
+    let mask_actions = masks::plan_masks_of_scanned(&mut draft);
+    let CycleDraft { state, out: CycleOutput { records, events, reports, .. }, .. } = draft;
+    Decision {
+        records,
+        plan: Plan { cpuset_actions: Vec::new(), mask_actions },
+        warnings: state.last_warnings(),
+        events,
+        replies: Vec::new(),
+        next_scan: None,
+        newly_planned: DirtySet::default(),
+        reports,
+    }
+}
+
 /// Marks the jobs and processes that the decision after a full scan plans, in addition to the processes that ran.
 /// These are the jobs without cores: only a full scan ends the restoring of the masks of their processes. If
 /// `periodic_scans_until_full` is 0, all jobs and processes are planned, in case a change was missed.

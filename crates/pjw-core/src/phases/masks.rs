@@ -15,7 +15,7 @@ use self::nodes::ChosenNodes;
 pub(crate) use self::restores::plan_mask_restores;
 use self::restores::restore_masks_of_job;
 use self::thread_plan::ThreadPlan;
-use crate::basics::{CpuSet, Nanos, ProcessId, Pu, ThreadId, cpus_text, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Pu, ThreadId, cpus_text, prelude::*};
 use crate::phases::overload::threads_to_unbind;
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::CycleDraft};
@@ -38,7 +38,37 @@ pub(crate) fn plan_masks(
     mut reported: ReportedAttempts,
 ) -> Vec<MaskAction> {
     let jobs = draft.jobs_to_plan().into_iter();
-    jobs.flat_map(|id| plan_masks_of_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
+    let plan = |id: JobId| {
+        let waits_for_cpuset = waiting_jobs.contains(&id);
+        plan_masks_of_job(draft, &id, PlannedMembers::Changed { waits_for_cpuset }, &mut reported)
+    };
+    jobs.flat_map(plan).collect()
+}
+
+/// Plans the changes of the affinity masks of the processes that the scan of this cycle found alive, as far as they are
+/// members of jobs. All other processes keep their masks.
+pub(crate) fn plan_masks_of_scanned(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> {
+    let mut pids_by_job: BTreeMap<JobId, Vec<Pid>> = BTreeMap::new();
+    for pid in draft.scanned_pids() {
+        if let Some(member) = draft.state.members.get(&pid) {
+            pids_by_job.entry(member.job.clone()).or_default().push(pid);
+        }
+    }
+    let mut reported = ReportedAttempts::default();
+    let plan = |(id, pids): (JobId, Vec<Pid>)| {
+        plan_masks_of_job(draft, &id, PlannedMembers::Only(&pids), &mut reported)
+    };
+    pids_by_job.into_iter().flat_map(plan).collect()
+}
+
+/// The members (processes) of a job whose affinity masks are planned.
+#[derive(Clone, Copy)]
+enum PlannedMembers<'a> {
+    /// The members that may have changed, as the dirty set says. `waits_for_cpuset` says whether a change of the job's
+    /// cpuset is not complete: then no mask is planned while the job holds cores.
+    Changed { waits_for_cpuset: bool },
+    /// The members with these pids.
+    Only(&'a [Pid]),
 }
 
 /// Sorts changes of affinity masks so that a pjwd that is killed between two of them leaves no mask that a later pjwd
@@ -65,8 +95,8 @@ pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -
 /// Plans the changes of the affinity masks of the threads of the job `id`, and returns them.
 ///
 /// - If the job holds no cores, the changes restore the original masks (the masks before pjw changed them).
-/// - If the job holds cores, the changes restrict its threads to these cores, and pin some threads to one PU (logical
-///   CPU). No change is planned if `waits_for_cpuset` is true: then a change of the job's cpuset is not complete.
+/// - If the job holds cores, the changes restrict the threads of `members` to these cores, and pin some threads to one PU
+///   (logical CPU). No change is planned while `members` waits for a cpuset.
 ///
 /// Writes the changes to the journal (the file with which a restarted daemon restores its state), and records the NUMA
 /// nodes of processes. Adds an event for each process of which a thread left the PUs of the job. `reported` has the
@@ -75,7 +105,7 @@ pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -
 fn plan_masks_of_job(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
-    waits_for_cpuset: bool,
+    members: PlannedMembers<'_>,
     reported: &mut ReportedAttempts,
 ) -> Vec<MaskAction> {
     let online = draft.state.pool.online_cpus();
@@ -83,11 +113,12 @@ fn plan_masks_of_job(
     if job.active_grant().is_none() {
         return restore_masks_of_job(draft, id);
     }
+    let waits_for_cpuset = matches!(members, PlannedMembers::Changed { waits_for_cpuset: true });
     let Some(grant) = job.online_granted_cpus(&online).filter(|_| !waits_for_cpuset) else {
         return Vec::new();
     };
     let has_partition = draft.state.cpusets.has_isolated_partition(id);
-    let Some(concerned) = members_to_plan(draft, id) else { return Vec::new() };
+    let Some(concerned) = members_to_plan(draft, id, members) else { return Vec::new() };
     let mut plans = thread_plans(draft, &grant, concerned, has_partition, reported);
     match draft.policy.bindings {
         BindingPolicy::Respect => {}
@@ -138,14 +169,22 @@ fn plan_masks_of_job(
     actions
 }
 
-/// Returns the members (processes) of the job `id` whose affinity masks may have to change now. `None` if nothing of
-/// the job has to be planned.
+/// Returns those of `members`, processes of the job `id`, whose affinity masks may have to change now. `None` if nothing
+/// of the job has to be planned.
 ///
 /// A change of the job's cpuset is delayed if it was begun in an earlier cycle and is not complete. Until then, the
 /// members in the cpuset are left out. If the job has an isolated partition (a cpuset that has its PUs for itself), the
 /// result is `None`.
-fn members_to_plan<'a>(draft: &'a CycleDraft<'_>, id: &JobId) -> Option<Vec<&'a Member>> {
-    let mut concerned = draft.state.members.members_to_plan(&draft.state.dirty, id)?;
+fn members_to_plan<'a>(
+    draft: &'a CycleDraft<'_>,
+    id: &JobId,
+    members: PlannedMembers<'_>,
+) -> Option<Vec<&'a Member>> {
+    let state = &*draft.state;
+    let mut concerned = match members {
+        PlannedMembers::Changed { .. } => state.members.members_to_plan(&state.dirty, id)?,
+        PlannedMembers::Only(pids) => pids.iter().filter_map(|pid| state.members.get(pid)).collect(),
+    };
     if draft.state.cpusets.is_partition_delayed(id) {
         // A valid partition has its PUs for itself: the kernel refuses them in the mask of a thread outside.
         return None;

@@ -12,6 +12,7 @@ use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::snapshot::Observed;
 use pjw_core::snapshot::{ExpectedMask, ForkMaskMismatch, MaskProbeResult, ProcessEvent};
+use pjw_core::state::dirty::DirtySet;
 use pjw_core::state::lineage::scan_queue::ScanUrgency;
 use pjw_core::time::Nanos;
 
@@ -58,7 +59,7 @@ fn decide_about_child(machine: &mut Machine, child: u32, mask: &str) -> Vec<Mask
     let probe = probe_result(machine, child, mask);
     fork(machine, child, 7);
     let snapshot = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new());
-    machine.decide(&snapshot, &[]).plan.mask_actions
+    machine.decide_about_forks(&snapshot).plan.mask_actions
 }
 
 #[test]
@@ -106,6 +107,26 @@ fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_m
         actions.iter().map(|action| (action.kind, action.target_mask.to_string())).collect();
     assert_eq!(changes, [(MaskActionKind::Float, "0-1".to_owned())]);
     assert_eq!(machine.state.mask_entry(&actions[0].thread).unwrap().original_mask(), &cpu_set("0-7"));
+}
+
+#[test]
+fn the_decision_about_a_forked_child_plans_no_other_process_and_leaves_the_rest_to_the_next_decision() {
+    let mut machine = job_with_parent();
+    machine.spawn(8, 7, 1000);
+    machine.settle();
+    let before = machine.last.as_ref().unwrap().warnings.clone();
+    machine.bind(8, 8, "0-7");
+    let probe = probe_result(&mut machine, 9, "0-7");
+    machine.spawn(9, 7, 1000);
+    fork(&mut machine, 9, 7);
+    machine.state.dirty.add_job(&job("a"));
+    let snapshot = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new());
+    let decision = machine.decide_about_forks(&snapshot);
+    let planned: Vec<_> = decision.plan.mask_actions.iter().map(|action| action.thread.process.pid).collect();
+    assert_eq!(planned, [Pid(9)]);
+    assert!(decision.newly_planned == DirtySet::default() && decision.warnings == before);
+    machine.settle();
+    assert_eq!((machine.effective_mask(8, 8), machine.effective_mask(9, 9)), ("0-1".into(), "0-1".into()));
 }
 
 #[test]
@@ -266,7 +287,7 @@ fn a_child_whose_parent_changed_its_mask_before_the_fork_is_confined_at_once_in_
         assert_eq!(paths.contains_key(&Pid(9)), mask != "1", "a mask within the cores can wait for the scan");
 
         let snapshot = snapshot_of_mismatches(&machine.state, probe, &paths);
-        let plan = machine.decide(&snapshot, &[]).plan;
+        let plan = machine.decide_about_forks(&snapshot).plan;
         assert_eq!(plan.mask_actions.len(), actions, "in {cgroup} with {mask}");
         for action in &plan.mask_actions {
             assert_eq!((action.kind, &action.target_mask), (MaskActionKind::Confine, &cpu_set("0-1")));
@@ -292,7 +313,7 @@ fn a_child_with_every_pu_is_confined_before_its_cgroup_is_read() {
     let expected = expected_fork_masks(&machine.state);
     assert!(forked_with_unexplained_masks(&machine.state, &expected, &probe).is_empty(), "no cgroup to read");
     let snapshot = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new());
-    let actions = machine.decide(&snapshot, &[]).plan.mask_actions;
+    let actions = machine.decide_about_forks(&snapshot).plan.mask_actions;
     let [action] = actions.as_slice() else { panic!("{actions:?}") };
     assert_eq!((action.kind, &action.target_mask), (MaskActionKind::Confine, &cpu_set("0-1")));
     let entry = machine.state.mask_entry(&action.thread).unwrap();

@@ -17,7 +17,7 @@ use pjw_core::job::{CpuRequest, Job, JobId};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::policy::Policy;
 use pjw_core::ports::MachineInterface;
-use pjw_core::reconcile::{Decision, reconcile};
+use pjw_core::reconcile::{Decision, reconcile, reconcile_forks};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::report::cpuset_events;
@@ -260,6 +260,11 @@ impl Machine {
     /// Decides on a snapshot. The actions are not carried out.
     pub fn decide(&mut self, snapshot: &Snapshot, commands: &[Command]) -> Decision {
         reconcile(&mut self.state, snapshot, commands, &self.policy)
+    }
+
+    /// Decides about newly forked processes, before the scan.
+    pub fn decide_about_forks(&mut self, snapshot: &Snapshot) -> Decision {
+        reconcile_forks(&mut self.state, snapshot, &self.policy)
     }
 
     /// Scans, decides, and lets the kernel carry out the actions.

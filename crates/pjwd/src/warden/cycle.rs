@@ -13,7 +13,7 @@ use pjw_core::ids::{ProcessId, ThreadId};
 use pjw_core::plan::MaskOutcome;
 use pjw_core::policy::Policy;
 use pjw_core::ports::{Journal, MachineInterface};
-use pjw_core::reconcile::reconcile;
+use pjw_core::reconcile::{reconcile, reconcile_forks};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, BatchIdentity, Observed, ProcessEventBatch, Snapshot};
 use pjw_core::{
@@ -332,7 +332,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             return None;
         }
         let snapshot = find_wrong_fork_masks(&mut self.node, &self.state)?;
-        let _ = self.decide_and_apply(&snapshot, &[], report);
+        self.policy.may_grant = true;
+        let decision = reconcile_forks(&mut self.state, &snapshot, &self.policy);
+        report.plan_warnings.clone_from(&decision.warnings);
+        let _ = self.carry_out(decision, &snapshot, &[], None, report);
         let confined_at = Instant::now();
         let is_done = |outcome: &MaskOutcome| matches!(outcome, MaskOutcome::Done { .. });
         for (action, _) in report.mask_outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {

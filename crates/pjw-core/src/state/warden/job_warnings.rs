@@ -15,6 +15,11 @@ impl WardenState {
         self.warning_list.update(strays, others, of_jobs)
     }
 
+    /// Returns the list of all warnings of the last decision that listed them ([`WardenState::list_warnings`]).
+    pub(crate) fn last_warnings(&self) -> Arc<[Arc<Warning>]> {
+        self.warning_list.last()
+    }
+
     /// Replaces the warning about the processes of the user `user` that belong to no job. If `warning` is `None`,
     /// removes the warning.
     pub(crate) fn set_stray_warning(&mut self, user: Uid, warning: Option<Warning>) {

@@ -21,6 +21,11 @@ impl WarningList {
         self.is_outdated = true;
     }
 
+    /// Returns the list that the last call of [`WarningList::update`] returned. Empty before the first call.
+    pub(super) fn last(&self) -> Arc<[Arc<Warning>]> {
+        Arc::clone(&self.all)
+    }
+
     /// Returns the list of all warnings. Makes a new list only if `others` differs from the last call, or if
     /// [`WarningList::mark_outdated`] was called since. Otherwise, returns the same list as in the last call.
     ///
