@@ -80,6 +80,12 @@ fn a_mask_that_a_job_widens_is_repaired_and_reported() {
         let events: Vec<String> = events.collect();
         events.ends_with(&["violation".to_owned(), "repaired".to_owned()])
     });
+    let reply: Value = daemon.call("GetJob", &json!({ "job": daemon.job_id("a") })).unwrap();
+    let repaired = &reply["history"].as_array().unwrap().last().unwrap()["text"];
+    assert!(
+        repaired.as_str().unwrap().contains(": the program asked for "),
+        "the event has its reason: {repaired}"
+    );
     wait_until("no violation is left", || daemon.job("a").is_some_and(|job| job.violations == 0));
     daemon.release("a").unwrap();
     let reply: Value = daemon.call("GetReports", &json!({ "job": daemon.job_id("a") })).unwrap();

@@ -51,8 +51,9 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
 }
 
 /// Returns the events that report the changes of affinity masks in `outcomes` to users. One event reports all changes
-/// of the same kind for the same job, and names the PUs (logical CPUs) that the job holds in `state`. These changes are
-/// not reported:
+/// of the same kind for the same job, so that the number of events does not depend on the number of threads. It names
+/// the PUs (logical CPUs) that the job holds in `state`. If the changes replace masks of programs, it also names these
+/// masks and the reason. These changes are not reported:
 ///
 /// - changes that failed,
 /// - changes of the kind `float`: a thread is no longer pinned to one PU,
@@ -72,13 +73,17 @@ pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) 
         let cpus = cpus_text(&grant);
         let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
         let (event, text) = match kind {
-            MaskActionKind::Confine => (EventKind::Confined, format!("{threads} put on {cpus}")),
-            MaskActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {cpus}")),
+            MaskActionKind::Confine => {
+                let why = program_request_text(state, &actions, &grant);
+                (EventKind::Confined, format!("{threads} put on {cpus}{why}"))
+            }
+            MaskActionKind::Repair => {
+                let why = program_request_text(state, &actions, &grant);
+                (EventKind::Repaired, format!("{threads} put back on {cpus}{why}"))
+            }
             MaskActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {cpus}")),
             MaskActionKind::Unbind => (EventKind::Repaired, unbind_text(&threads, &actions, &cpus)),
-            MaskActionKind::Override => {
-                (EventKind::Rebalanced, format!("the own bindings of {threads} inside {cpus} lifted"))
-            }
+            MaskActionKind::Override => (EventKind::Rebalanced, override_text(&threads, &actions, &cpus)),
             MaskActionKind::Rebind => (EventKind::Repaired, rebind_text(&threads, &actions)),
             MaskActionKind::KeepOff => {
                 (EventKind::Confined, format!("{threads} of strays kept off the cores of jobs"))
@@ -90,8 +95,39 @@ pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) 
     events
 }
 
+/// Returns the end of a sentence about `actions`, which are changes of masks of one job: the PUs (logical CPUs) for
+/// which programs had asked, and the PUs that their threads get instead. `grant` has the PUs of the job. Empty if no
+/// program had asked for PUs that the job does not hold.
+fn program_request_text(state: &WardenState, actions: &[&MaskAction], grant: &CpuSet) -> String {
+    let replaces_request = |action: &&&MaskAction| {
+        action.program_request.as_ref().is_some_and(|requested| !requested.is_subset(grant))
+    };
+    let replacing: Vec<&MaskAction> = actions.iter().filter(replaces_request).copied().collect();
+    if replacing.is_empty() {
+        return String::new();
+    }
+    let requests = || replacing.iter().filter_map(|action| action.program_request.as_ref());
+    let requested = union_of(requests());
+    let missing = requested.difference(grant);
+    let requested = if requests().all(|requested| state.topology.cpus().is_subset(requested)) {
+        "every CPU".to_owned()
+    } else if missing == requested {
+        format!("{}, which the job does not hold", cpus_text(&requested))
+    } else {
+        format!("{}, of which the job does not hold {}", cpus_text(&requested), cpus_text(&missing))
+    };
+    let threads = match replacing.len() {
+        count if count < actions.len() => format!("for {count} of them, "),
+        _ => String::new(),
+    };
+    let replacement = union_of(replacing.iter().map(|action| &action.target_mask));
+    let replacement =
+        if replacement == *grant { String::new() } else { format!("; {} instead", cpus_text(&replacement)) };
+    format!(": {threads}the program asked for {requested}{replacement}")
+}
+
 fn unbind_text(threads: &str, actions: &[&MaskAction], grant: &str) -> String {
-    let bound_to = actions.iter().fold(CpuSet::new(), |cpus, action| cpus.union(&action.current_mask));
+    let bound_to = union_of(actions.iter().map(|action| &action.current_mask));
     format!(
         "{threads} bound to {} moved inside {grant}: too many running threads were bound there, while other CPUs of the job \
          idled",
@@ -99,10 +135,23 @@ fn unbind_text(threads: &str, actions: &[&MaskAction], grant: &str) -> String {
     )
 }
 
+fn override_text(threads: &str, actions: &[&MaskAction], grant: &str) -> String {
+    let bound_to = union_of(actions.iter().map(|action| &action.current_mask));
+    format!(
+        "{threads} bound to {} moved inside {grant}: the configuration lifts every binding (affinity = \
+         \"override\")",
+        cpus_text(&bound_to)
+    )
+}
+
 fn rebind_text(threads: &str, actions: &[&MaskAction]) -> String {
-    let bound_to = actions.iter().fold(CpuSet::new(), |cpus, action| cpus.union(&action.target_mask));
+    let bound_to = union_of(actions.iter().map(|action| &action.target_mask));
     format!(
         "{threads} bound to {} again: moving them did not help, they waited for a CPU as long as before",
         cpus_text(&bound_to)
     )
+}
+
+fn union_of<'c>(masks: impl IntoIterator<Item = &'c CpuSet>) -> CpuSet {
+    masks.into_iter().fold(CpuSet::new(), |all, mask| all.union(mask))
 }

@@ -80,6 +80,7 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
         current_mask: set,
         requested_mask: before.clone(),
         target_mask: before,
+        program_request: None,
         reason: String::new(),
     };
     (state, action)

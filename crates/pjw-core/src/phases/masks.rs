@@ -151,14 +151,15 @@ fn plan_masks_of_job(
             continue;
         }
         let (kind, reason) = kind_and_reason(&plan, pin, &target_mask, id, &grant, replaces_hidden_mask);
-        let current_mask = plan.thread.effective_mask.clone();
+        let program_request = plan.replaced_request(kind, &grant, &draft.state.topology);
         actions.push(MaskAction {
             kind,
             job: id.clone(),
             thread: plan.id,
-            current_mask,
+            current_mask: plan.thread.effective_mask.clone(),
             target_mask,
             requested_mask,
+            program_request,
             reason,
         });
     }

@@ -26,7 +26,8 @@ pub enum EventKind {
     /// verdict in one word, such as `serial`.
     Ended,
     /// Threads of a job were restricted to the cores of the job, or threads that belong to no job were kept
-    /// off the cores of jobs.
+    /// off the cores of jobs. If a program had asked for other PUs, the text names these and the PUs that it got
+    /// instead.
     Confined,
     /// A thread of a job requested an affinity mask with PUs outside the job's cores, or a scan read such a
     /// mask.
@@ -48,7 +49,8 @@ pub enum EventKind {
     Revoked,
     /// A job of the class guaranteed has cores back that were lent to another job.
     Returned,
-    /// Hot threads of a job (threads that run or wait for a PU most of the time) were pinned to one PU each.
+    /// Hot threads of a job (threads that run or wait for a PU most of the time) were pinned to one PU each. Also used
+    /// if pjw lifted the bindings of threads because the configuration demands it (`affinity = "override"`).
     Rebalanced,
     /// PUs of the machine went online or offline.
     Hotplug,

@@ -37,13 +37,18 @@ pub struct MaskAction {
     /// reduces the mask to `target_mask`. If the cpuset or the online PUs change later, the kernel adapts the
     /// effective mask of the thread by itself.
     pub requested_mask: CpuSet,
+    /// The mask that the program of the thread had requested, if it has PUs that the job does not hold, and the change
+    /// replaces it by PUs of the job. Only changes of the kinds [`MaskActionKind::Confine`] and
+    /// [`MaskActionKind::Repair`] have it. `None` if the program had not bound the thread.
+    pub program_request: Option<CpuSet>,
     /// The reason for the change, in one sentence for users.
     pub reason: String,
 }
 
 impl MaskAction {
     /// Makes the planned change of the affinity mask of `thread` to `target_mask`. When the change is carried out,
-    /// exactly this mask is passed to sched_setaffinity(2): [`MaskAction::requested_mask`] equals `target_mask`.
+    /// exactly this mask is passed to sched_setaffinity(2): [`MaskAction::requested_mask`] equals `target_mask`. The
+    /// change replaces no request of a program ([`MaskAction::program_request`] is `None`).
     ///
     /// - `kind` is the purpose of the change, and `job` the job for which the mask changes.
     /// - `current_mask` is the effective mask of the thread, as the last scan read it.
@@ -58,7 +63,8 @@ impl MaskAction {
         reason: String,
     ) -> Self {
         let (job, current_mask) = (job.clone(), current_mask.clone());
-        Self { kind, job, thread, current_mask, requested_mask: target_mask.clone(), target_mask, reason }
+        let requested_mask = target_mask.clone();
+        Self { kind, job, thread, current_mask, target_mask, requested_mask, program_request: None, reason }
     }
 }
 

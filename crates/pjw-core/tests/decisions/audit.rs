@@ -36,6 +36,7 @@ fn pin(m: &mut Machine) -> MaskAction {
         current_mask: cpu_set("0-1"),
         target_mask: cpu_set("1"),
         requested_mask: cpu_set("1"),
+        program_request: None,
         reason: String::new(),
     }
 }
@@ -183,6 +184,7 @@ fn a_restore_sets_the_saved_mask_for_released_processes_only() {
         current_mask: cpu_set("0-1"),
         target_mask: cpu_set(to),
         requested_mask: cpu_set(to),
+        program_request: None,
         reason: String::new(),
     };
     assert_eq!(violations(&m, vec![restore_to("0-7")]).len(), 1, "it is still a member");

@@ -20,7 +20,7 @@ use pjw_core::ports::MachineInterface;
 use pjw_core::reconcile::{Decision, reconcile, reconcile_forks};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
-use pjw_core::report::cpuset_events;
+use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, AffinityRequest, BatchIdentity, JobIdAttribute,
@@ -337,6 +337,16 @@ impl Machine {
 
     pub fn settle(&mut self) -> Vec<MaskAction> {
         self.settle_with(&[]).1
+    }
+
+    /// The events about these changes of masks, which the kernel made in one cycle.
+    pub fn mask_events(&self, actions: Vec<MaskAction>) -> Vec<Event> {
+        let done = |action: MaskAction| {
+            let effective = action.target_mask.clone();
+            (action, MaskOutcome::Done { effective })
+        };
+        let outcomes: Vec<_> = actions.into_iter().map(done).collect();
+        mask_events(&self.state, &outcomes)
     }
 
     pub fn command(&mut self, command: Command) -> Result<Reply, Refusal> {

@@ -8,7 +8,7 @@ use pjw_core::snapshot::ProcessEvent;
 use pjw_core::time::Nanos;
 use pjw_sim::testing::assign_command;
 
-use crate::machine::{ROOT, SECOND, assign_of, cpu_set, in_cgroup, job, machine};
+use crate::machine::{Machine, ROOT, SECOND, assign_of, cpu_set, in_cgroup, job, machine};
 
 #[test]
 fn every_thread_of_a_member_is_confined_and_restored_on_release() {
@@ -106,6 +106,65 @@ fn four_ranks_bound_to_the_first_pus_get_one_pu_of_the_grant_each() {
     m.release("mpi").unwrap();
     let masks: Vec<String> = (20..24).map(|pid| m.effective_mask(pid, pid)).collect();
     assert_eq!(masks, ["0", "1", "2", "3"]);
+}
+
+/// The texts of the events about these changes of masks.
+fn event_texts(m: &Machine, actions: Vec<MaskAction>) -> Vec<String> {
+    m.mask_events(actions).into_iter().map(|event| event.text).collect()
+}
+
+#[test]
+fn the_event_about_a_replaced_mask_names_the_cpus_that_the_program_asked_for_and_those_that_it_got() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.spawn(20, 10, 0);
+    m.bind(20, 20, "7");
+    let (_, confined) = m.settle_with(&[Command::Assign(assign_command("a", 2, &[Pid(10)]))]);
+    let expected = "2 threads put on CPUs 0-1: for 1 of them, the program asked for CPU 7, which the job does not hold; \
+                    CPU 1 instead";
+    assert_eq!(event_texts(&m, confined), [expected]);
+    for (requested, expected) in [
+        ("5", "CPU 5, which the job does not hold; CPU 1 instead"),
+        ("5", "CPU 5, which the job does not hold; CPU 1 instead"),
+        ("0-3", "CPUs 0-3, of which the job does not hold CPUs 2-3"),
+        ("0-7", "every CPU"),
+    ] {
+        m.advance(SECOND);
+        m.bind(20, 20, requested);
+        let repaired = m.settle();
+        let expected = format!("1 thread put back on CPUs 0-1: the program asked for {expected}");
+        assert_eq!(event_texts(&m, repaired), [expected]);
+        assert!(m.settle().is_empty(), "nothing changes, and nothing is reported");
+    }
+    m.bind(20, 20, "0");
+    assert!(m.settle().is_empty(), "a mask inside the grant is kept");
+}
+
+#[test]
+fn the_event_about_a_mask_that_no_program_of_the_job_requested_names_only_the_cpus_of_the_job() {
+    let mut m = machine();
+    m.spawn(5, 1, 0);
+    m.bind(5, 5, "7");
+    m.spawn(10, 5, 0);
+    m.spawn(11, 1, 0);
+    assert_eq!([10, 11].map(|pid| m.effective_mask(pid, pid)), ["7", "0-7"], "inherited, and not restricted");
+    let (_, confined) = m.settle_with(&[Command::Assign(assign_command("a", 2, &[Pid(10), Pid(11)]))]);
+    assert_eq!(event_texts(&m, confined), ["2 threads put on CPUs 0-1"]);
+}
+
+#[test]
+fn a_thousand_masks_that_are_replaced_in_one_cycle_are_one_event() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    for tid in 1000..2000 {
+        m.clone_thread(10, tid);
+        m.bind(10, tid, &(4 + tid % 4).to_string());
+    }
+    let (_, confined) = m.settle_with(&[Command::Assign(assign_command("a", 4, &[Pid(10)]))]);
+    assert_eq!(confined.len(), 1001, "each mask is changed once");
+    let expected = "1001 threads put on CPUs 0-3: for 1000 of them, the program asked for CPUs 4-7, which the job does \
+                    not hold";
+    assert_eq!(event_texts(&m, confined), [expected]);
 }
 
 #[test]

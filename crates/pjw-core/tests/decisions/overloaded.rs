@@ -4,9 +4,8 @@
 use pjw_core::event::EventKind;
 use pjw_core::explain;
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
+use pjw_core::plan::MaskActionKind;
 use pjw_core::policy::{BindingPolicy, Policy};
-use pjw_core::report::mask_events;
 
 use super::machine::{Machine, machine_with, regular_topology};
 
@@ -52,12 +51,7 @@ fn run_for_seconds(machine: &mut Machine, seconds: u32, busy: &[u32]) -> (Vec<Ma
 fn settle_with_events(machine: &mut Machine) -> (Vec<MaskActionKind>, Vec<String>) {
     let actions = machine.settle();
     let kinds = actions.iter().map(|action| action.kind).collect();
-    let done = |action: MaskAction| {
-        let effective = action.target_mask.clone();
-        (action, MaskOutcome::Done { effective })
-    };
-    let outcomes: Vec<_> = actions.into_iter().map(done).collect();
-    let events = mask_events(&machine.state, &outcomes).into_iter().chain(machine.events.clone());
+    let events = machine.mask_events(actions).into_iter().chain(machine.events.clone());
     let repairs = events.filter(|event| event.kind == EventKind::Repaired).map(|event| event.text);
     (kinds, repairs.collect())
 }
@@ -116,6 +110,20 @@ fn with_the_policy_override_every_binding_is_lifted_and_a_release_restores_it() 
     assert_eq!(run_for_seconds(&mut machine, 3, &pids), (vec![], vec![]), "nothing is left to change");
     machine.release("mpi").unwrap();
     assert_eq!(masks(&machine, &pids), ["0", "1,5"]);
+}
+
+#[test]
+fn the_event_about_a_binding_that_the_policy_lifts_names_the_binding_and_the_setting() {
+    let mut machine = smt_machine_with(BindingPolicy::Override);
+    machine.spawn(10, 1, 0);
+    machine.assign("mpi", 2, &[10]).unwrap();
+    machine.bind(10, 10, "1");
+    let lifted = machine.settle();
+    let texts: Vec<String> = machine.mask_events(lifted).into_iter().map(|event| event.text).collect();
+    let expected = "1 thread bound to CPU 1 moved inside CPUs 0-1,4-5: the configuration lifts every binding (affinity = \
+                    \"override\")";
+    assert_eq!(texts, [expected]);
+    assert!(machine.settle().is_empty(), "nothing changes, and nothing is reported");
 }
 
 #[test]

@@ -407,6 +407,7 @@ fn a_restore_that_was_not_attempted_is_made_by_the_release() {
         current_mask,
         target_mask,
         requested_mask,
+        program_request: None,
         reason: why,
     });
     m.release("a").unwrap();

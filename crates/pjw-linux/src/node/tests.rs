@@ -61,6 +61,7 @@ fn set_to(process: &Process, to: CpuSet) -> MaskAction {
         current_mask: thread.effective_mask.clone(),
         requested_mask: to.clone(),
         target_mask: to,
+        program_request: None,
         reason: String::new(),
     }
 }

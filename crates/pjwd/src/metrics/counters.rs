@@ -234,6 +234,7 @@ mod tests {
             current_mask,
             target_mask,
             requested_mask,
+            program_request: None,
             reason: String::new(),
         }
     }

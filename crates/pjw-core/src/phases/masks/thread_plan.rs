@@ -1,8 +1,10 @@
 //! A thread of a job as input for the choice of its mask.
 
 use crate::basics::{CpuSet, Pu, ThreadId};
-use crate::state::masks::lifted::LiftReason;
+use crate::machine::Topology;
+use crate::state::masks::{lifted::LiftReason, target::is_unbound};
 use crate::state::{MaskEntry, Member, MemberThread};
+use crate::terms::MaskActionKind;
 
 /// A thread of a job, with the facts from which pjw decides the affinity mask of the thread.
 pub(super) struct ThreadPlan<'a> {
@@ -65,6 +67,28 @@ impl ThreadPlan<'_> {
         let requested_all = self.in_cpuset && self.own == *grant && self.may_have_requested_others;
         self.entry.is_overridden_by_program()
             && (requested_all || !self.thread.effective_mask.is_subset(grant))
+    }
+
+    /// Returns the mask that the program requested for the thread, if a change of the kind `kind` replaces it because
+    /// it has PUs (logical CPUs) outside of `grant` (the PUs of the job). `None` in each of these cases:
+    ///
+    /// - Another kind of change.
+    /// - The thread is restricted for the first time, and the program did not bind it: see [`is_unbound`].
+    pub(super) fn replaced_request(
+        &self,
+        kind: MaskActionKind,
+        grant: &CpuSet,
+        topology: &Topology,
+    ) -> Option<CpuSet> {
+        let requested = self.entry.original_mask();
+        let is_request = match kind {
+            MaskActionKind::Repair => true,
+            MaskActionKind::Confine => {
+                !is_unbound(topology, grant, requested, self.member.inherited_mask.as_ref())
+            }
+            _ => false,
+        };
+        (is_request && !requested.is_subset(grant)).then(|| requested.clone())
     }
 
     /// Returns the mask to pass to sched_setaffinity(2) so that the thread gets the effective mask `mask`. This is

@@ -26,16 +26,26 @@ pub fn target_mask(
     original_mask: &CpuSet,
     inherited_mask: Option<&CpuSet>,
 ) -> CpuSet {
-    let is_unbound = inherited_mask == Some(original_mask)
-        || granted_cpus.is_subset(original_mask)
-        || topology.cpus().is_subset(original_mask);
-    if is_unbound {
+    if is_unbound(topology, granted_cpus, original_mask, inherited_mask) {
         return granted_cpus.clone();
     }
     if original_mask.is_subset(granted_cpus) && !original_mask.is_empty() {
         return original_mask.clone();
     }
     translate(topology, granted_cpus, original_mask)
+}
+
+/// Returns whether a thread with the affinity mask `original_mask` is not bound to certain PUs (logical CPUs), so that
+/// it may run on all PUs of its job. This is rule 1 of [`target_mask`], which has the same parameters.
+pub(crate) fn is_unbound(
+    topology: &Topology,
+    granted_cpus: &CpuSet,
+    original_mask: &CpuSet,
+    inherited_mask: Option<&CpuSet>,
+) -> bool {
+    inherited_mask == Some(original_mask)
+        || granted_cpus.is_subset(original_mask)
+        || topology.cpus().is_subset(original_mask)
 }
 
 /// The grant's part of the original mask, PU by PU: the k-th PU of the machine becomes the k-th PU of the grant. Both
