@@ -129,6 +129,14 @@ impl ClientError {
         matches!(self, Self::Refused { error, .. } if error.ends_with(".WouldFreeze"))
     }
 
+    /// Returns whether the daemon refused the call because it does not understand the parameter `parameter`, as a
+    /// daemon of an earlier version does. The daemon then executed nothing of the call.
+    #[must_use]
+    pub fn is_unknown_parameter(&self, parameter: &str) -> bool {
+        let Self::Refused { error, message } = self else { return false };
+        error.ends_with(".InvalidParameter") && *message == unknown_parameter_message(parameter)
+    }
+
     /// Returns whether the daemon was busy and certainly executed nothing of the call. The call can be repeated later,
     /// on a new connection.
     #[must_use]
@@ -385,12 +393,16 @@ fn refusal_error(error: &str, parameters: &Value) -> ClientError {
     let text = |key: &str| parameters.get(key).and_then(Value::as_str);
     let message = match (text("message"), text("parameter")) {
         (Some(message), _) => message.to_owned(),
-        (None, Some(parameter)) => format!(
-            "pjwd does not understand the parameter {parameter}: check that pjwctl and pjwd have the same version"
-        ),
+        (None, Some(parameter)) => unknown_parameter_message(parameter),
         (None, None) => format!("pjwd answered {error}: check that pjwctl and pjwd have the same version"),
     };
     ClientError::Refused { error: error.to_owned(), message }
+}
+
+fn unknown_parameter_message(parameter: &str) -> String {
+    format!(
+        "pjwd does not understand the parameter {parameter}: check that pjwctl and pjwd have the same version"
+    )
 }
 
 /// Returns the default directory for the socket and the state files of a daemon that runs as the user `uid`.

@@ -197,6 +197,8 @@ fn replies_that_cannot_be_parsed_are_errors() {
             Ok(list) => panic!("{list:?}"),
         };
         assert!(error.to_string().contains(expected), "{expected}: {error}");
+        assert_eq!(error.is_unknown_parameter("x"), expected == "the parameter x", "{error}");
+        assert!(!error.is_unknown_parameter("y"), "{error}");
     }
 }
 

@@ -11,7 +11,8 @@
 //!
 //! The daemon freezes pjwctl before it replies, and a frozen pjwctl can print nothing. So the first request for a
 //! besteffort job has `refuse_frozen`. If the daemon refuses it, pjwctl prints that the command waits, and sends the
-//! request again without `refuse_frozen`.
+//! request again without `refuse_frozen`. A daemon of an earlier version does not know this parameter: it gets the
+//! request again too, but without the message, because it does not say whether there is a core.
 
 use std::ffi::OsStr;
 use std::io;
@@ -180,6 +181,8 @@ pub(super) fn make_job(
         let unless_frozen = Assign { refuse_frozen: Some(true), ..parameters.clone() };
         match call_for_field(client, "Assign", &unless_frozen, "job") {
             Err(refusal) if refusal.is_would_freeze() => notice.print(&parameters.job, "waits frozen"),
+            // pjwd is older than this pjwctl, as between an update and the restart of pjwd.
+            Err(refusal) if refusal.is_unknown_parameter("refuse_frozen") => {}
             reply => return reply,
         }
     }

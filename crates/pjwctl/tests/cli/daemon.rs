@@ -31,6 +31,11 @@ impl CallReplies {
         Self { replies: vec![Err(CallError::WouldFreeze(message.to_owned()))], stays_open: false }
     }
 
+    /// The reply to a call with a parameter that the daemon does not know.
+    pub(crate) fn unknown_parameter(name: &str) -> Self {
+        Self { replies: vec![Err(CallError::InvalidParameter(name.to_owned()))], stays_open: false }
+    }
+
     pub(crate) fn stream(replies: Vec<Reply>, stays_open: bool) -> Self {
         Self { replies: replies.into_iter().map(Ok).collect(), stays_open }
     }

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
-use pjw_ipc::call::{Call, Reply};
+use pjw_ipc::call::{Assign, Call, Reply};
 use pjw_ipc::wire::{Job, Status};
 
 use super::daemon::{CallReplies, Daemon};
@@ -75,6 +75,36 @@ fn run_and_spawn_say_that_no_core_is_free_to_borrow_before_they_are_frozen() {
         let output = child.wait_with_output().unwrap();
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"started\n"[..]), "{line}");
         assert_eq!(line, said, "nothing else is printed");
+    }
+}
+
+#[test]
+fn a_pjwd_that_does_not_know_refuse_frozen_gets_the_request_again_without_it() {
+    for verb in [&["run", "--cores", "1"][..], &["spawn", "-n", "1"]] {
+        let daemon = Daemon::start(|call| match call {
+            Call::Assign(request) if request.refuse_frozen.is_some() => {
+                CallReplies::unknown_parameter("refuse_frozen")
+            }
+            Call::Assign(request) => {
+                let (id, cpus) = (request.job.clone(), own_cpus());
+                CallReplies::reply(Reply::Job {
+                    job: Job { id, cpus, state: "running".into(), ..Job::default() },
+                })
+            }
+            Call::GetStatus => CallReplies::reply(Reply::Status { status: Arc::new(Status::default()) }),
+            Call::Release(_) => CallReplies::reply(Reply::Released { released: vec![] }),
+            other => panic!("{other:?}"),
+        });
+        let options = ["--class", "besteffort", "--job", "a", "--", "echo", "started"];
+        let answer = answer(&mut pjwctl(&daemon.socket(), &[verb, &options].concat()));
+        assert_eq!((answer.code, answer.stdout.as_str(), answer.stderr.as_str()), (Some(0), "started\n", ""));
+        let requests: Vec<Assign> = daemon
+            .calls()
+            .into_iter()
+            .filter_map(|call| if let Call::Assign(request) = call { Some(request) } else { None })
+            .collect();
+        let again = Assign { refuse_frozen: None, ..requests[0].clone() };
+        assert_eq!(requests[1..], [again], "the other parameters are the same");
     }
 }
 
