@@ -196,6 +196,9 @@ fn the_memory_on_each_numa_node_is_read_on_request() {
     for process in read["processes"].as_array().unwrap() {
         assert!(agree(on_all_nodes(process), number(&process["rss"]), 20), "{process}");
     }
+    let text = daemon.pjwctl(&["show", &daemon.job_id("farm"), "--memory", "--nodes"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("        swap  page tables\n") && text.contains("       pid      node "), "{text}");
 }
 
 /// A process with 100 MiB and a child with the same address space, as the tasks of Process-in-Process have it.

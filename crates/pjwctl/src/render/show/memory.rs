@@ -1,5 +1,6 @@
 //! The memory of a job as text.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use pjw_ipc::wire::{Memory, MemoryDenied, ProcessMemory};
@@ -9,10 +10,14 @@ use super::super::{Terminal, style};
 
 /// The most rows of processes, and of earlier readings.
 const MAX_ROWS: usize = 40;
+/// The width of the column with the process ids.
+const PID_WIDTH: usize = 10;
+/// The width of a column with the memory on one NUMA node, with the space before it.
+const NODE_WIDTH: usize = 12;
 
 /// Returns a text about the memory of a job. The text has the sums over its processes, then warnings, a table of the
-/// processes, and a table of earlier measurements. The table of processes is left out if the memory was only
-/// estimated from the counters of the job's cgroup.
+/// processes, a table of their memory on each NUMA node if this was requested, and a table of earlier measurements. The
+/// tables of processes are left out if the memory was only estimated from the counters of the job's cgroup.
 pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
     let is_estimate = memory.source == "cgroup";
     let title = if is_estimate { "memory, estimated from its cgroup" } else { "memory" };
@@ -37,6 +42,7 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
     text += &more_rows(memory.denied.len());
     if !is_estimate {
         text += &processes_table(memory, term);
+        text += &nodes_table(memory, term);
     }
     if memory.history.len() > 1 {
         text += &history_table(memory, term);
@@ -71,8 +77,9 @@ fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
         bytes(memory.swap),
         bytes(memory.available)
     );
+    let nodes = sorted_nodes(memory.by_node.keys()).into_iter();
     let nodes: Vec<String> =
-        memory.by_node.iter().map(|(node, size)| format!("node {node} {}", bytes(*size))).collect();
+        nodes.map(|node| format!("node {node} {}", bytes(memory.by_node[node]))).collect();
     let nodes = (!nodes.is_empty()).then(|| format!("by NUMA node (RSS): {}", nodes.join(", ")));
     let gone = (memory.gone > 0)
         .then(|| format!("{} ended meanwhile", count_with_noun(memory.gone, "process", "processes")));
@@ -134,11 +141,9 @@ fn processes_table(memory: &Memory, term: Terminal) -> String {
     if memory.processes.is_empty() {
         return String::new();
     }
-    let heading = "       pid         RSS         PSS         USS  shared        swap";
+    let heading = "       pid         RSS         PSS         USS  shared        swap  page tables";
     let mut lines = style::apply_style(heading, style::SECONDARY, term) + "\n";
-    let mut rows: Vec<&ProcessMemory> = memory.processes.iter().collect();
-    rows.sort_by_key(|process| std::cmp::Reverse(process.rss));
-    for process in rows.iter().take(MAX_ROWS) {
+    for process in largest_processes(memory) {
         let uss = process.uss.unwrap_or(0);
         let shared = process.rss.saturating_sub(uss).saturating_mul(1000) / process.rss.max(1);
         let shares_space = |other: &&ProcessMemory| {
@@ -150,21 +155,63 @@ fn processes_table(memory: &Memory, term: Terminal) -> String {
         let note = sharer.map(|other| format!("  same address space as {}", other.pid)).unwrap_or_default();
         let _ = writeln!(
             lines,
-            "{:>10} {:>11} {:>11} {:>11} {:>7} {:>11}{note}",
+            "{:>PID_WIDTH$} {:>11} {:>11} {:>11} {:>7} {:>11} {:>12}{note}",
             process.pid,
             bytes(process.rss),
             bytes(process.pss.unwrap_or(0)),
             bytes(uss),
             percent_text(u32::try_from(shared).unwrap_or(1000)),
-            bytes(process.swap)
+            bytes(process.swap),
+            bytes(process.page_tables)
         );
     }
-    let more =
-        rows.len().saturating_sub(MAX_ROWS) + usize::try_from(memory.more_processes).unwrap_or(usize::MAX);
+    let more = memory.processes.len().saturating_sub(MAX_ROWS)
+        + usize::try_from(memory.more_processes).unwrap_or(usize::MAX);
     if more > 0 {
         let _ = writeln!(lines, "           and {more} smaller ones");
     }
     lines
+}
+
+/// Returns the processes in the tables: those with the most resident memory (RSS), the largest first.
+fn largest_processes(memory: &Memory) -> impl Iterator<Item = &ProcessMemory> {
+    let mut processes: Vec<&ProcessMemory> = memory.processes.iter().collect();
+    processes.sort_by_key(|process| std::cmp::Reverse(process.rss));
+    processes.into_iter().take(MAX_ROWS)
+}
+
+/// Returns a table with the resident memory (RSS) of the processes of a job on each NUMA node. It has the same rows as
+/// the table of the processes. Nodes that have no room in the width of the terminal are in further tables below. Empty
+/// if the memory on the nodes was not requested.
+fn nodes_table(memory: &Memory, term: Terminal) -> String {
+    let nodes = sorted_nodes(memory.processes.iter().flat_map(|process| process.by_node.keys()));
+    let columns = (term.width.saturating_sub(PID_WIDTH) / NODE_WIDTH).max(1);
+    let mut lines = String::new();
+    for nodes in nodes.chunks(columns) {
+        let mut heading = format!("{:>PID_WIDTH$}", "pid");
+        for node in nodes {
+            let name = format!("node {}", escape_control_characters(node));
+            let _ = write!(heading, "{name:>NODE_WIDTH$}");
+        }
+        lines += &(style::apply_style(&heading, style::SECONDARY, term) + "\n");
+        for process in largest_processes(memory) {
+            let _ = write!(lines, "{:>PID_WIDTH$}", process.pid);
+            for &node in nodes {
+                let size = process.by_node.get(node).copied().unwrap_or(0);
+                let _ = write!(lines, "{:>NODE_WIDTH$}", bytes(size));
+            }
+            lines.push('\n');
+        }
+    }
+    lines
+}
+
+/// Returns the names of NUMA nodes, each once, in the order of their numbers: 2 comes before 10.
+fn sorted_nodes<'n>(names: impl IntoIterator<Item = &'n String>) -> Vec<&'n String> {
+    let names: BTreeSet<&String> = names.into_iter().collect();
+    let mut names = Vec::from_iter(names);
+    names.sort_by_key(|name| name.parse::<u32>().unwrap_or(u32::MAX));
+    names
 }
 
 /// Returns a table with the last [`MAX_ROWS`] measurements of the memory of a job, the oldest first.
@@ -201,6 +248,8 @@ fn bytes(amount: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use pjw_ipc::wire::{FarMemory, MapLockWaits, MemorySample, Warning};
 
     use super::super::super::samples::PLAIN_TERMINAL;
@@ -214,6 +263,7 @@ mod tests {
             rss: rss * MIB,
             pss: Some((uss + 100) * MIB),
             uss: Some(uss * MIB),
+            page_tables: MIB,
             address_space: Some(space),
             ..ProcessMemory::default()
         }
@@ -279,14 +329,49 @@ mod tests {
             for it
           1 process ended meanwhile
           read in 20 ms of CPU time
-               pid         RSS         PSS         USS  shared        swap
-               101   460.0 MiB   160.0 MiB    60.0 MiB   86.9%         0 B
-               102   460.0 MiB   160.0 MiB    60.0 MiB   86.9%         0 B
-               100   400.0 MiB   100.0 MiB         0 B  100.0%         0 B
+               pid         RSS         PSS         USS  shared        swap  page tables
+               101   460.0 MiB   160.0 MiB    60.0 MiB   86.9%         0 B      1.0 MiB
+               102   460.0 MiB   160.0 MiB    60.0 MiB   86.9%         0 B      1.0 MiB
+               100   400.0 MiB   100.0 MiB         0 B  100.0%         0 B      1.0 MiB
           read at                          RSS         PSS  shared  processes
           2026-05-04T12:00:00.000Z   900.0 MiB   400.0 MiB   88.9%          3
           2026-05-04T12:00:30.000Z   900.0 MiB   520.0 MiB   88.9%          3
         ");
+    }
+
+    #[test]
+    fn the_memory_on_each_node_is_shown_for_the_job_and_for_each_process() {
+        let on_nodes = |sizes: &[(u32, u64)]| {
+            sizes.iter().map(|(node, size)| (node.to_string(), size * MIB)).collect::<BTreeMap<_, _>>()
+        };
+        let mut memory = farm();
+        assert_eq!(nodes_table(&memory, PLAIN_TERMINAL), "", "it was not requested");
+        memory.by_node = on_nodes(&[(0, 800), (2, 100), (10, 460)]);
+        memory.processes[0].by_node = on_nodes(&[(0, 400)]);
+        memory.processes[1].by_node = on_nodes(&[(0, 360), (2, 100)]);
+        memory.processes[2].by_node = on_nodes(&[(0, 40), (10, 420)]);
+        let text = memory_text(&memory, PLAIN_TERMINAL);
+        let sums = "  by NUMA node (RSS): node 0 800.0 MiB, node 2 100.0 MiB, node 10 460.0 MiB\n";
+        assert!(text.contains(sums), "{text}");
+        let wide = [
+            "       pid      node 0      node 2     node 10",
+            "       101   360.0 MiB   100.0 MiB         0 B",
+            "       102    40.0 MiB         0 B   420.0 MiB",
+            "       100   400.0 MiB         0 B         0 B",
+        ];
+        assert!(text.contains(&(wide.join("\n") + "\n")), "{text}");
+        let narrow = [
+            "       pid      node 0      node 2",
+            "       101   360.0 MiB   100.0 MiB",
+            "       102    40.0 MiB         0 B",
+            "       100   400.0 MiB         0 B",
+            "       pid     node 10",
+            "       101         0 B",
+            "       102   420.0 MiB",
+            "       100         0 B",
+        ];
+        let text = memory_text(&memory, Terminal { width: 40, ..PLAIN_TERMINAL });
+        assert!(text.contains(&(narrow.join("\n") + "\n")), "{text}");
     }
 
     #[test]
