@@ -208,14 +208,14 @@ mod tests {
         assert!(reply.starts_with(b"{\"parameters\""), "{}", String::from_utf8_lossy(&reply));
     }
 
-    /// Fills the three slots with connections of the users `uids`. The first connection follows events if `follows`.
-    /// Then a user without connections comes. Asserts that the connection with the index `displaced` is closed with the
-    /// reason, and that the others stay.
-    async fn check_displaced(uids: [u32; 3], follows: bool, displaced: usize) {
+    /// Fills the three slots with connections of the users `uids`. The first `followers` of them follow events. Then a
+    /// user without connections comes. Asserts that the connection with the index `displaced` is closed with the reason,
+    /// and that the others stay.
+    async fn check_displaced(uids: [u32; 3], followers: usize, displaced: usize) {
         let limits = ServerLimits {
             max_connections: 3,
             reserved_connections: 0,
-            min_idle_time: Duration::ZERO,
+            min_connection_time: Duration::ZERO,
             ..ServerLimits::default()
         };
         let (_running, stop) = watch::channel(false);
@@ -230,16 +230,16 @@ mod tests {
             client
         };
         let mut clients = uids.map(connect);
-        exchange(&mut clients[0]).await;
-        if follows {
-            let call = r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#;
-            clients[0].write_all(format!("{call}\0").as_bytes()).await.unwrap();
-            while service.0.borrow().is_empty() {
-                yield_now().await;
+        for (index, client) in clients.iter_mut().enumerate() {
+            exchange(client).await;
+            if index < followers {
+                let call = r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#;
+                client.write_all(format!("{call}\0").as_bytes()).await.unwrap();
+                while service.0.borrow().len() <= index {
+                    yield_now().await;
+                }
             }
         }
-        exchange(&mut clients[1]).await;
-        exchange(&mut clients[2]).await;
         let mut newcomer = connect(99);
         exchange(&mut newcomer).await;
         for (index, client) in clients.iter_mut().enumerate() {
@@ -249,7 +249,7 @@ mod tests {
                 let is_reason = received.contains("org.pjw.Warden.Busy")
                     && received.contains("closed this idle connection");
                 assert!(is_reason, "{received}");
-            } else if index > 0 || !follows {
+            } else if index >= followers {
                 exchange(client).await;
             }
         }
@@ -259,11 +259,11 @@ mod tests {
     #[test]
     fn a_user_without_connections_is_served_when_others_have_all() {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        // The only connection of a user is kept if it follows events.
-        for (uids, follows, displaced) in
-            [([7, 7, 8], false, 0), ([7, 7, 8], true, 0), ([7, 8, 9], false, 0), ([7, 8, 9], true, 1)]
+        // The only connection of a user that follows events is closed only if none is unused.
+        for (uids, followers, displaced) in
+            [([7, 7, 8], 0, 0), ([7, 7, 8], 1, 0), ([7, 8, 9], 0, 0), ([7, 8, 9], 1, 1), ([7, 8, 9], 3, 0)]
         {
-            LocalSet::new().block_on(&runtime, check_displaced(uids, follows, displaced));
+            LocalSet::new().block_on(&runtime, check_displaced(uids, followers, displaced));
         }
     }
 }

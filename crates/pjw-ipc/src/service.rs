@@ -19,8 +19,8 @@ pub struct ServerLimits {
     /// any, the server closes an idle connection of the user with most, except root and the user of the server's
     /// process. A connection is idle while the server waits for a request, or for the next reply of a series. A
     /// connection on which the server has waited for a request for less than 1 s is closed only if there is no other,
-    /// unless its user has more than eight. For the only connection of a user, [`ServerLimits::min_idle_time`] says
-    /// more. The client gets the error [`CallError::Busy`] before its connection is closed.
+    /// unless its user has more than eight. For the only connection of a user, [`ServerLimits::min_connection_time`]
+    /// says more. The client gets the error [`CallError::Busy`] before its connection is closed.
     pub max_connections: usize,
     /// The number of connections that are reserved for administrators: root and the user of the server's
     /// process. All other users together can have at most [`ServerLimits::max_connections`] minus this number
@@ -51,10 +51,11 @@ pub struct ServerLimits {
     /// The maximum time between two requests on a connection. The server closes a connection that sends no
     /// request for this time.
     pub idle_timeout: Duration,
-    /// The time after which the only connection of a user can be closed for a user without any
-    /// ([`ServerLimits::max_connections`]): the server must have waited for a request on it for this time. The only
-    /// connection of a user is never closed while its client waits for the next reply of a series.
-    pub min_idle_time: Duration,
+    /// The least time for which the only connection of a user stays open. After this time, the server can close the
+    /// connection for a user without any ([`ServerLimits::max_connections`]), also if its client follows events.
+    /// Connections on which the server has waited for a request for this time are closed first. After these, the
+    /// oldest connection is closed.
+    pub min_connection_time: Duration,
 }
 
 impl Default for ServerLimits {
@@ -68,7 +69,7 @@ impl Default for ServerLimits {
             write_timeout: Duration::from_secs(5),
             max_unread_reply_bytes: 64 * 1024 * 1024,
             idle_timeout: Duration::from_secs(600),
-            min_idle_time: Duration::from_secs(10),
+            min_connection_time: Duration::from_secs(10),
         }
     }
 }

@@ -32,6 +32,7 @@ pub(crate) struct Connections {
 #[derive(Debug)]
 struct OpenConnection {
     uid: u32,
+    accepted_at: Instant,
     /// What the server waits for, and since when. `None` while the server works on a request or sends a reply. Closing
     /// an idle connection interrupts no work of the server: it ends a series between two replies, or before a request
     /// was read completely.
@@ -72,7 +73,7 @@ impl Connections {
     ///   as many as there are free slots.
     /// - If no slot is free for a user without any connection, an idle connection of another user is closed, and its
     ///   slot goes to the new connection. The new connection is refused only if no other user can lose one: the only
-    ///   connection of a user must have waited for a request for the time `min_idle_time`.
+    ///   connection of a user is kept for at least the time `min_connection_time`.
     /// - Root and the user of the server can get all slots. Their connections are never closed for another user.
     pub(crate) fn take_slot(self: &Rc<Self>, uid: u32, limits: &ServerLimits) -> Option<Slot> {
         let user_connections = self.open.borrow().values().filter(|connection| connection.uid == uid).count();
@@ -83,18 +84,21 @@ impl Connections {
         let has_share = is_administrator || user_connections < limits.max_connections_per_user.min(free);
         let is_admitted = if free == 0 {
             // The new connection takes the place of the displaced one, so the reserved slots are not affected.
-            !is_administrator && user_connections == 0 && self.displace_one(limits.min_idle_time)
+            !is_administrator && user_connections == 0 && self.displace_one(limits.min_connection_time)
         } else {
             has_share
         };
-        if !is_admitted {
-            return None;
-        }
+        is_admitted.then(|| self.add(uid, Instant::now()))
+    }
+
+    /// Adds a connection of the user `uid` that was accepted at the time `accepted_at`, and returns its slot.
+    fn add(self: &Rc<Self>, uid: u32, accepted_at: Instant) -> Slot {
         let number = self.accepted.get();
         self.accepted.set(number + 1);
-        let connection = Rc::new(OpenConnection { uid, idle: Cell::default(), displaced: Notify::new() });
+        let (idle, displaced) = (Cell::default(), Notify::new());
+        let connection = Rc::new(OpenConnection { uid, accepted_at, idle, displaced });
         self.open.borrow_mut().insert(number, Rc::clone(&connection));
-        Some(Slot { connections: Rc::clone(self), number, connection })
+        Slot { connections: Rc::clone(self), number, connection }
     }
 
     /// Displaces an idle connection. Among the users who can lose one, the user who has the most connections loses it.
@@ -102,12 +106,15 @@ impl Connections {
     /// connection was displaced.
     ///
     /// - A user with several connections can lose each idle one.
-    /// - The only connection of a user must have waited for a request for at least `min_idle_time`. It is kept while it
-    ///   waits for the next reply of a series.
+    /// - The only connection of a user is kept for `min_connection_time`. Then it can be chosen if it is idle, also if
+    ///   it follows events. Connections that have waited for a request for `min_connection_time` are chosen first. After
+    ///   these, the oldest connection is chosen. So users who need one of these slots in turn have it equally long: a
+    ///   user who comes back has the newest connection.
     /// - A connection that has waited for a request for less than [`GRACE_TIME`] is chosen only if there is no other.
-    ///   Except: the connections of a user with more than [`MAX_CONNECTIONS_WITH_GRACE_TIME`] have no grace time.
+    ///   Except: the connections of a user with more than [`MAX_CONNECTIONS_WITH_GRACE_TIME`] have no grace time, nor
+    ///   has one that has waited for `min_connection_time`.
     /// - Administrators lose none.
-    fn displace_one(&self, min_idle_time: Duration) -> bool {
+    fn displace_one(&self, min_connection_time: Duration) -> bool {
         let mut open = self.open.borrow_mut();
         let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
         for connection in open.values() {
@@ -117,13 +124,19 @@ impl Connections {
             let (awaited, since) = connection.idle.get()?;
             let count = counts.get(&connection.uid).copied()?;
             let (awaits_request, idle_time) = (awaited == Awaited::Request, since.elapsed());
-            let is_unused = awaits_request && idle_time >= min_idle_time;
-            let can_be_closed = !self.is_administrator(connection.uid) && (count > 1 || is_unused);
-            let has_grace =
-                awaits_request && idle_time < GRACE_TIME && count <= MAX_CONNECTIONS_WITH_GRACE_TIME;
-            can_be_closed.then_some((Reverse(has_grace), count, Reverse((since, number))))
+            let is_unused = awaits_request && idle_time >= min_connection_time;
+            let is_spare = count > 1 || is_unused;
+            let can_be_closed = !self.is_administrator(connection.uid)
+                && (is_spare || connection.accepted_at.elapsed() >= min_connection_time);
+            let has_grace = awaits_request
+                && !is_unused
+                && idle_time < GRACE_TIME
+                && count <= MAX_CONNECTIONS_WITH_GRACE_TIME;
+            // All connections that follow events wait since the same event. Their ages differ.
+            let since = if is_spare { since } else { connection.accepted_at };
+            can_be_closed.then_some((Reverse(has_grace), count, is_spare, Reverse((since, number))))
         });
-        let number = candidates.max().map(|(_, _, Reverse((_, number)))| number);
+        let number = candidates.max().map(|(_, _, _, Reverse((_, number)))| number);
         let chosen = number.and_then(|number| open.remove(&number));
         if let Some(connection) = &chosen {
             connection.displaced.notify_one();
@@ -181,6 +194,8 @@ impl Drop for Idle<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
 
     const OWN: u32 = 6;
@@ -193,7 +208,7 @@ mod tests {
         write_timeout: Duration::ZERO,
         max_unread_reply_bytes: 0,
         idle_timeout: Duration::ZERO,
-        min_idle_time: Duration::MAX,
+        min_connection_time: Duration::MAX,
     };
 
     #[test]
@@ -327,29 +342,55 @@ mod tests {
     }
 
     #[test]
-    fn the_only_connection_of_a_user_is_displaced_after_it_waited_for_a_request_for_the_idle_time() {
+    fn the_only_connection_of_a_user_is_displaced_after_its_least_time_and_unused_ones_come_first() {
         let connections = Connections::new(OWN);
-        let slots = [7, 8, 9, 10].map(|uid| connections.take_slot(uid, &LIMITS).unwrap());
-        let displaced = || (0..4).filter(|&index| is_displaced(&slots[index])).collect::<Vec<usize>>();
-        let idle = [(0, Awaited::Reply), (3, Awaited::Request), (2, Awaited::Request)];
-        let _idle = idle.map(|(index, awaited): (usize, _)| mark_idle(&slots[index], awaited));
-        let limits = ServerLimits { min_idle_time: Duration::from_secs(3600), ..LIMITS };
-        assert!(connections.take_slot(11, &limits).is_none(), "each was in use an hour ago");
-        let limits = ServerLimits { min_idle_time: Duration::ZERO, ..LIMITS };
-        let first = connections.take_slot(11, &limits);
-        assert!(first.is_some());
-        assert_eq!(displaced(), [3], "the one that has been idle longest");
-        let second = connections.take_slot(12, &limits);
-        assert!(second.is_some());
-        assert_eq!(displaced(), [2, 3]);
-        assert!(connections.take_slot(13, &limits).is_none(), "one waits for events, the others have work");
-        assert_eq!(displaced(), [2, 3]);
+        let limits = ServerLimits { min_connection_time: Duration::from_secs(600), ..LIMITS };
+        let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
+        let slots = [(7, 1200), (8, 1300), (9, 1100), (10, 3), (11, 1400)]
+            .map(|(uid, seconds)| connections.add(uid, ago(seconds)));
+        let displaced = || (0..5).filter(|&index| is_displaced(&slots[index])).collect::<Vec<usize>>();
+        let idle = [
+            // The first two follow events.
+            (0, Awaited::Reply, 1150),
+            (3, Awaited::Reply, 3),
+            (1, Awaited::Request, 2),
+            (2, Awaited::Request, 700),
+        ];
+        for (index, awaited, seconds) in idle {
+            slots[index].connection.idle.set(Some((awaited, ago(seconds))));
+        }
+        let mut newcomers = Vec::new();
+        for (uid, expected) in [(12, vec![2]), (13, vec![1, 2]), (14, vec![0, 1, 2])] {
+            newcomers.push(connections.take_slot(uid, &limits).unwrap());
+            assert_eq!(displaced(), expected);
+        }
+        assert!(connections.take_slot(15, &limits).is_none(), "one is new, the others have work");
+        assert_eq!(displaced(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn as_many_users_who_follow_events_as_there_are_slots_keep_out_no_other_user() {
+        let connections = Connections::new(OWN);
+        let limits = ServerLimits { min_connection_time: Duration::ZERO, ..ServerLimits::default() };
+        let mut slots: VecDeque<(u32, Slot)> = VecDeque::new();
+        let users = (100..).take(limits.max_connections);
+        // The second time, each user comes back after another user got the slot.
+        for uid in users.clone().chain(users) {
+            let is_full = slots.len() == limits.max_connections - limits.reserved_connections;
+            let slot = connections.take_slot(uid, &limits).expect("each user gets a connection");
+            slot.connection.idle.set(Some((Awaited::Reply, Instant::now())));
+            slots.push_back((uid, slot));
+            if is_full {
+                let (oldest, slot) = slots.pop_front().unwrap();
+                assert!(is_displaced(&slot), "{uid} gets the slot of {oldest}, which is the oldest");
+            }
+        }
     }
 
     #[test]
     fn connections_of_administrators_are_not_displaced() {
         let connections = Connections::new(OWN);
-        let limits = ServerLimits { min_idle_time: Duration::ZERO, ..LIMITS };
+        let limits = ServerLimits { min_connection_time: Duration::ZERO, ..LIMITS };
         let slots = [0, OWN, 0, OWN, 0, OWN].map(|uid| connections.take_slot(uid, &limits).unwrap());
         let _idle = slots.each_ref().map(|slot| slot.mark_idle(Awaited::Request));
         assert!(connections.take_slot(9, &limits).is_none());
