@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, LeftoverCpuset};
 use pjw_core::diagnosis::OrphanedJob;
-use pjw_core::ids::{Comm, Pid, ProcessId, Uid};
+use pjw_core::ids::{Pid, ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::scan::ScanScope;
 use pjw_core::snapshot::{Observed, Process, Snapshot};
@@ -31,7 +31,9 @@ pub(super) fn find_orphaned_jobs(
     kind: &CpusetHierarchy,
 ) -> Vec<OrphanedJob> {
     let Some(hierarchy) = CpusetMount::from_mounts(mounts) else { return Vec::new() };
-    let Some(running) = names_of_running_daemons(snapshot) else { return Vec::new() };
+    let Some(running) = names_of_running_daemons(snapshot, |process| scanner.is_daemon(process)) else {
+        return Vec::new();
+    };
     let processes: Vec<&Process> = snapshot.processes.values().filter_map(Observed::present).collect();
     let creator = match kind {
         CpusetHierarchy::Systemd => CgroupCreator::Systemd,
@@ -94,21 +96,24 @@ fn orphaned_job(
     })
 }
 
-/// Returns the names of the cgroups of all running pjwd of root. `snapshot` is a scan of all processes. `None` in each
-/// of these cases:
+/// Returns the names of the cgroups of all running pjwd of root. `snapshot` is a scan of all processes, and `is_daemon`
+/// returns whether a process is a pjwd that serves jobs. `None` in each of these cases:
 ///
 /// - The open files of a pjwd can't be read. Only root can read them.
 /// - The scan found no kernel thread. It then misses processes of root: `/proc` hides them (mount option `hidepid=`),
 ///   or the caller is in a PID namespace of its own, as in a container.
 /// - The scan is incomplete.
-fn names_of_running_daemons(snapshot: &Snapshot) -> Option<Vec<OwnCgroupNames>> {
+fn names_of_running_daemons(
+    snapshot: &Snapshot,
+    is_daemon: impl Fn(&Process) -> bool,
+) -> Option<Vec<OwnCgroupNames>> {
     if snapshot.scope != ScanScope::Full || !sees_kernel_threads(snapshot) {
         return None;
     }
     let lock_directory = lock_dir(Uid::ROOT.0);
     let lock_directory = lock_directory.canonicalize().unwrap_or(lock_directory);
     let processes = snapshot.processes.values().filter_map(Observed::present);
-    let daemons = processes.filter(|process| process.uid == Uid::ROOT && process.comm == Comm::from("pjwd"));
+    let daemons = processes.filter(|process| process.uid == Uid::ROOT && is_daemon(process));
     let mut names = Vec::new();
     for daemon in daemons {
         let directories = directories_of_open_files(daemon.id.pid).ok()?;
@@ -153,7 +158,7 @@ fn directories_of_open_files(pid: Pid) -> io::Result<BTreeSet<PathBuf>> {
 mod tests {
 
     use pjw_core::cpuset_group::{CpusetSpec, JobCpuset};
-    use pjw_core::ids::StartTime;
+    use pjw_core::ids::{Comm, StartTime};
     use pjw_core::testing::cpu_set;
     use pjw_core::time::{Moment, Nanos, UnixMillis};
 
@@ -216,18 +221,21 @@ mod tests {
 
     #[test]
     fn it_is_unknown_which_daemons_run_if_processes_of_root_are_hidden_or_were_not_read() {
+        let running_names = |snapshot: &Snapshot| {
+            names_of_running_daemons(snapshot, |found| found.comm == Comm::from("pjwd"))
+        };
         // The open files of the test itself can be read by any user.
         let daemon = || process_of_root(std::process::id(), "pjwd", false);
         let kernel_thread = || process_of_root(2, "kthreadd", true);
-        assert_eq!(names_of_running_daemons(&full_scan(vec![])), None, "hidepid=2 hides all of root");
-        assert_eq!(names_of_running_daemons(&full_scan(vec![daemon()])), None, "as in a container");
-        assert_eq!(names_of_running_daemons(&full_scan(vec![kernel_thread()])), Some(vec![]), "none runs");
-        let names = names_of_running_daemons(&full_scan(vec![kernel_thread(), daemon()]));
+        assert_eq!(running_names(&full_scan(vec![])), None, "hidepid=2 hides all of root");
+        assert_eq!(running_names(&full_scan(vec![daemon()])), None, "as in a container");
+        assert_eq!(running_names(&full_scan(vec![kernel_thread()])), Some(vec![]), "none runs");
+        let names = running_names(&full_scan(vec![kernel_thread(), daemon()]));
         assert!(names.is_some(), "the open files of the daemon can be read");
 
         let mut incomplete = full_scan(vec![kernel_thread()]);
         incomplete.scope = ScanScope::Partial(BTreeSet::from([Pid(2)]));
-        assert_eq!(names_of_running_daemons(&incomplete), None, "pjwd may be among the others");
+        assert_eq!(running_names(&incomplete), None, "pjwd may be among the others");
     }
 
     #[test]

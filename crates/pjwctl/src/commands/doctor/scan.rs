@@ -10,10 +10,10 @@ use nix::unistd::User;
 use pjw_core::cpuset_group::LeftoverCpuset;
 use pjw_core::diagnosis::watch::{ScanPair, pids_to_scan_fully};
 use pjw_core::diagnosis::{DetectedBatchSystem, Interrupt};
-use pjw_core::ids::{Comm, Pid, Uid};
+use pjw_core::ids::{Comm, Pid, ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::policy::{DaemonMode, Policy};
-use pjw_core::snapshot::{Observed, Snapshot};
+use pjw_core::snapshot::{Observed, Process, Snapshot};
 use pjw_core::{
     cpuset::CpuSet, ports::MachineInterface, reconcile::reconcile, record::Record, scan, scan::ScanScope,
     state::WardenState, topology::Topology,
@@ -26,6 +26,8 @@ use pjw_sources::scheduler::{SCHEDULERS, Scheduler};
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// The maximum number of scans until the members of all jobs are known.
 const MAX_SCANS: usize = 4;
+/// The options with which pjwd serves no jobs: it reads files, prints a text and exits. `pjwctl` starts such processes.
+const PRINT_OPTIONS: [&str; 2] = ["--check-config", "--topology-json"];
 /// The maximum number of files that are read from a configuration directory.
 const MAX_FILES: usize = 64;
 
@@ -36,6 +38,8 @@ pub(super) struct JobScanner {
     state: WardenState,
     policy: Policy,
     host: LocalHost,
+    /// The processes of the program `pjwd` that have one of [`PRINT_OPTIONS`].
+    printing: BTreeSet<ProcessId>,
 }
 
 /// Two scans of the processes of all jobs, made one second apart. Also contains the interrupts that occurred in this
@@ -64,12 +68,24 @@ impl JobScanner {
             state: WardenState::new(topology, &CpuSet::new()),
             policy,
             host: LocalHost { name: clock::hostname(), flux_user },
+            printing: BTreeSet::new(),
         })
     }
 
     /// Returns the settings with which the scanner finds the jobs and their processes.
     pub(super) fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// Returns whether `process`, which a scan has found, is a pjwd that serves jobs. A `pjwd --check-config`, as
+    /// another doctor runs it, serves none.
+    pub(super) fn is_daemon(&self, process: &Process) -> bool {
+        process.comm == Comm::from("pjwd") && !self.only_prints(process)
+    }
+
+    /// Returns whether `process`, which a scan has found, is a pjwd that only prints a text and exits.
+    pub(super) fn only_prints(&self, process: &Process) -> bool {
+        self.printing.contains(&process.id)
     }
 
     /// Returns the two scans in `watched`, together with the jobs that the scanner found, as input for the diagnosis.
@@ -151,6 +167,14 @@ impl JobScanner {
         let mut snapshot = self.node.scan(request);
         for observed in snapshot.processes.values_mut() {
             let Observed::Present(process) = observed else { continue };
+            // Later scans have no attributes if they are unchanged.
+            if let Some(attributes) = &process.attributes {
+                if process.comm == Comm::from("pjwd") && has_print_option(&attributes.command_line) {
+                    self.printing.insert(process.id);
+                } else {
+                    self.printing.remove(&process.id);
+                }
+            }
             process.batch_identity = process.attributes.as_ref().map(|attributes| {
                 pjw_sources::recognise_jobs(&process.comm, attributes, &self.host, &self.policy.sources)
             });
@@ -165,6 +189,11 @@ impl JobScanner {
         // No action is carried out, so only facts that are still missing justify another scan.
         decision.next_scan.filter(|_| decision.plan.mask_actions.is_empty())
     }
+}
+
+/// Returns whether a pjwd with this command line only prints a text and exits.
+fn has_print_option(command_line: &str) -> bool {
+    command_line.split(' ').any(|argument| PRINT_OPTIONS.contains(&argument))
 }
 
 /// Returns the batch systems that run on this machine: those with a daemon in `processes`. Each result also says
@@ -250,6 +279,19 @@ mod tests {
             slurm.describe_core_binding(read_configuration_in(slurm, dir.path()).as_deref()).binding,
             JobBinding::Cpusets
         );
+    }
+
+    #[test]
+    fn a_pjwd_that_only_prints_is_recognised_by_its_arguments() {
+        for (command_line, expected) in [
+            ("pjwd", false),
+            ("/usr/bin/pjwd --check-config", true),
+            ("/usr/bin/pjwd --check-config --config=/etc/pjw/pjwd.toml", true),
+            ("/usr/bin/pjwd --topology-json --synthetic=pu:4", true),
+            ("/usr/bin/pjwd --config=--check-config", false),
+        ] {
+            assert_eq!(has_print_option(command_line), expected, "{command_line}");
+        }
     }
 
     #[test]
