@@ -152,9 +152,9 @@ pub struct DiagnosisInput {
     pub cpuset_support: CpusetSupport,
     /// Whether the daemon `pjwd` runs on the machine, and its reply to the diagnosis.
     pub daemon: DaemonStatus,
-    /// The configuration files with which `pjwd` can't start. Empty if `pjwd` runs, because the files are not checked
-    /// then.
-    pub wrong_configurations: Vec<WrongConfiguration>,
+    /// The configuration files with which `pjwd` can't start, or which can't be checked. Empty if `pjwd` runs, because
+    /// the files are not checked then.
+    pub configuration_problems: Vec<ConfigurationProblem>,
     /// The user id of the user that runs the diagnosis. A user other than root can't read all facts.
     pub caller_uid: Uid,
     /// The lowest user id that belongs to a person (the config key `first_person_uid`). Lower user ids belong
@@ -398,16 +398,25 @@ pub enum DaemonStatus {
     },
 }
 
-/// A configuration file with which `pjwd` can't start, because the file has mistakes or can't be read.
+/// The reason why `pjwd` can't start with a configuration file, or possibly can't.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WrongConfiguration {
-    /// The text of the first mistake. It begins with the path of the file. The line and the column follow if they are
-    /// known.
-    pub first_mistake: String,
-    /// Whether the file has further mistakes.
-    pub has_further_mistakes: bool,
-    /// The command that shows the user the mistakes of the file.
-    pub check_command: String,
+pub enum ConfigurationProblem {
+    /// The file has mistakes or can't be read.
+    Wrong {
+        /// The text of the first mistake: the path of the file, the line and the column if they are known, the reason.
+        first_mistake: String,
+        /// Whether the file has further mistakes.
+        has_further_mistakes: bool,
+        /// The command that shows the user the mistakes of the file.
+        check_command: String,
+    },
+    /// The check of the file did not end in time.
+    CheckTimedOut {
+        /// The time limit of the check, in seconds.
+        time_limit_s: u64,
+        /// The command that checks the file.
+        check_command: String,
+    },
 }
 
 /// Whether a running `pjwd` lends the idle cores of some jobs (the owners) to other jobs. The owners are the jobs of

@@ -3,7 +3,7 @@
 
 use crate::basics::{Comm, CpuSet, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{
-    ConflictingProgram, DaemonStatus, DiagnosisInput, Finding, OrphanedJob, Severity, WrongConfiguration,
+    ConfigurationProblem, ConflictingProgram, DaemonStatus, DiagnosisInput, Finding, OrphanedJob, Severity,
     push_limited,
 };
 use crate::diagnosis::words::{counted_noun, join_names};
@@ -115,7 +115,7 @@ pub fn conflicting_programs(
 /// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about the host: the kernel and its boot parameters,
 /// other programs that work against pjw, batch schedulers, cpusets, and the state of pjwd.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    findings.extend(input.wrong_configurations.iter().map(wrong_configuration_finding));
+    findings.extend(input.configuration_problems.iter().map(configuration_finding));
     push_limited(orphaned_job_findings(input), findings);
     findings.extend(daemon_finding(input));
     add_conflicting_program_findings(input, findings);
@@ -126,12 +126,25 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     add_boot_parameter_findings(input, findings);
 }
 
-/// Returns the finding that pjwd can't start with a configuration file.
-fn wrong_configuration_finding(wrong: &WrongConfiguration) -> Finding {
-    let more = if wrong.has_further_mistakes { " (and further mistakes)" } else { "" };
-    let text = format!("pjwd can't start with its configuration: {}{more}", wrong.first_mistake);
-    let remedy = format!("correct the file: {} lists the mistakes; then start pjwd", wrong.check_command);
-    Finding::problem("wrong-configuration", text, remedy)
+/// Returns the finding that pjwd can't start with a configuration file, or that the file could not be checked.
+fn configuration_finding(problem: &ConfigurationProblem) -> Finding {
+    match problem {
+        ConfigurationProblem::Wrong { first_mistake, has_further_mistakes, check_command } => {
+            let more = if *has_further_mistakes { " (and further mistakes)" } else { "" };
+            let text = format!("pjwd can't start with its configuration: {first_mistake}{more}");
+            let remedy = format!("correct the file: {check_command} lists the mistakes; then start pjwd");
+            Finding::problem("wrong-configuration", text, remedy)
+        }
+        ConfigurationProblem::CheckTimedOut { time_limit_s, check_command } => {
+            let text = format!(
+                "it is unknown whether pjwd can start with its configuration: the check did not end within {time_limit_s} s, and was killed"
+            );
+            let remedy = format!(
+                "check that the disk or the server of the file responds: {check_command} must end; then start pjwd"
+            );
+            Finding::problem("unchecked-configuration", text, remedy)
+        }
+    }
 }
 
 /// Returns the finding about the state of pjwd: the first of these cases that applies. `None` if no case applies.

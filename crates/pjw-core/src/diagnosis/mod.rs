@@ -25,7 +25,8 @@ pub use host::conflicting_programs;
 
 /// The codes of findings and warnings that say that `pjwd` fails as a whole: it can't record or make changes, does not
 /// answer, or can't start.
-const DAEMON_FAILURE_CODES: [&str; 4] = ["cpuset-thread", "journal", "mute-warden", "wrong-configuration"];
+const DAEMON_FAILURE_CODES: [&str; 5] =
+    ["cpuset-thread", "journal", "mute-warden", "unchecked-configuration", "wrong-configuration"];
 
 /// Returns whether a finding or a warning with the short name `code` says that `pjwd` fails as a whole, for example
 /// because it can't write its journal. No job gets cores then, and other findings may be consequences.

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use pjw_ipc::call::{Call, Reply};
 use pjw_ipc::wire::{Node, Status, Warning};
@@ -60,6 +61,50 @@ fn doctor_names_the_mistake_in_the_configuration_with_which_pjwd_cannot_start() 
         assert_eq!(finding["severity"], "problem");
         assert!(finding["text"].as_str().unwrap().ends_with(mistake), "{finding}");
         assert!(finding["remedy"].as_str().unwrap().contains("--check-config"), "{finding}");
+    }
+}
+
+#[test]
+fn doctor_checks_the_configuration_file_that_the_unit_of_systemd_names() {
+    let script = r#"test "$1 $2" = "--check-config --config=$PWD/a.toml" || exit 1
+        echo "pjwd: $PWD/a.toml:3:1: modus: no" >&2; exit 1"#;
+    let (dir, mut command) = pjwctl_beside_pjwd(script);
+    let dir = dir.path().canonicalize().unwrap();
+    let unit = r#"shown="ExecStart={ path=/x/pjwd ; argv[]=/x/pjwd --config $PWD/a.toml ; pid=0 }"
+        printf '#!/bin/sh\necho "%s"\n' "$shown" > systemctl; chmod 755 systemctl; : > a.toml"#;
+    assert!(Command::new("sh").args(["-c", unit]).current_dir(&dir).status().unwrap().success());
+    let path = format!("{}:/usr/bin:/bin", dir.display());
+    command.current_dir(&dir).env("PATH", path).env("PJW_SOCKET", "/nonexistent/pjwd.sock");
+    let answer = answer(command.args(["doctor", "--json"]));
+    assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
+    let output_json: Value = serde_json::from_str(&answer.stdout).unwrap();
+    let finding = finding(&output_json, "wrong-configuration").unwrap_or_else(|| panic!("{output_json}"));
+    assert!(finding["text"].as_str().unwrap().contains("/a.toml:3:1: modus"), "{finding}");
+    assert!(finding["remedy"].as_str().unwrap().contains("pjwctl check-config /"), "{finding}");
+}
+
+#[test]
+fn a_process_that_checks_the_configuration_is_no_daemon_for_doctor() {
+    // A doctor itself runs the script without an input.
+    let (dir, mut command) = pjwctl_beside_pjwd("read line");
+    let check = || {
+        let mut pjwd = Command::new(dir.path().join("pjwd"));
+        pjwd.arg("--check-config").stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut checks = [check(), check()];
+    let command = command.env("PJW_SOCKET", "/nonexistent/pjwd.sock").args(["doctor", "--json"]);
+    let answer = answer(command);
+    assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
+    let output_json: Value = serde_json::from_str(&answer.stdout).unwrap();
+    let names_a_check = |finding: &&Value| {
+        let pids = finding["pids"].as_array().unwrap();
+        finding["code"] == "master" && checks.iter().any(|check| pids.contains(&check.id().into()))
+    };
+    let found = output_json["findings"].as_array().unwrap().iter().find(names_a_check);
+    assert_eq!(found, None);
+    for check in &mut checks {
+        drop(check.stdin.take());
+        check.wait().unwrap();
     }
 }
 

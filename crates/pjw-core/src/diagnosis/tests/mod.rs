@@ -67,7 +67,7 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
             ..CpusetSupport::default()
         },
         daemon: answering(false),
-        wrong_configurations: Vec::new(),
+        configuration_problems: Vec::new(),
         caller_uid: Uid::ROOT,
         first_person_uid: 1000,
     }

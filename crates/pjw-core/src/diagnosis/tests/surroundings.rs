@@ -157,21 +157,29 @@ fn a_configuration_with_which_pjwd_cannot_start_is_the_first_problem() {
     let mut input = node();
     input.daemon = absent();
     input.jobs = vec![job("slurm:1", "0-3", 1, 1), job("slurm:2", "2-5", 1, 1)];
-    let wrong = |has_further_mistakes| WrongConfiguration {
+    let check_command = "pjwctl check-config /etc/pjw/pjwd.toml";
+    let wrong = |has_further_mistakes| ConfigurationProblem::Wrong {
         first_mistake: "/etc/pjw/pjwd.toml:3:1: modus: there is no such key".to_owned(),
         has_further_mistakes,
-        check_command: "pjwctl check-config /etc/pjw/pjwd.toml".to_owned(),
+        check_command: check_command.to_owned(),
     };
-    input.wrong_configurations = vec![wrong(false)];
+    input.configuration_problems = vec![wrong(false)];
     let found = diagnose(&input);
     assert!(found.iter().any(|finding| finding.code == "overlap"), "{found:#?}");
     let expected =
         "pjwd can't start with its configuration: /etc/pjw/pjwd.toml:3:1: modus: there is no such key";
     assert_eq!((found[0].severity, found[0].text.as_str()), (Severity::Problem, expected));
-    assert!(found[0].remedy.contains("pjwctl check-config /etc/pjw/pjwd.toml"), "{}", found[0].remedy);
-    input.wrong_configurations = vec![wrong(true)];
+    assert!(found[0].remedy.contains(check_command), "{}", found[0].remedy);
+    input.configuration_problems = vec![wrong(true)];
     let finding = only(&input, "wrong-configuration");
     assert_eq!(finding.text, format!("{expected} (and further mistakes)"));
+
+    let check_command = check_command.to_owned();
+    input.configuration_problems =
+        vec![ConfigurationProblem::CheckTimedOut { time_limit_s: 10, check_command: check_command.clone() }];
+    let first = diagnose(&input).remove(0);
+    assert_eq!((first.severity, first.code.as_str()), (Severity::Problem, "unchecked-configuration"));
+    assert!(first.text.contains("within 10 s") && first.remedy.contains(&check_command), "{first:?}");
 }
 
 #[test]

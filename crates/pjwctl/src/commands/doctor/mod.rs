@@ -8,6 +8,7 @@ mod configuration;
 mod daemon;
 mod orphans;
 mod scan;
+mod time_limit;
 
 use std::process::ExitCode;
 
@@ -50,16 +51,18 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     let mut scanner = JobScanner::new(topology.clone())
         .context("can't read /proc, which the diagnosis needs: mount it (mount -t proc proc /proc)")?;
     let first = scanner.scan_processes();
-    let daemon_runs = first.processes.values().filter_map(Observed::present).any(|process| {
-        process.comm == Comm::from("pjwd") && [Uid::ROOT, caller_uid()].contains(&process.uid)
-    });
+    let daemon_runs = first
+        .processes
+        .values()
+        .filter_map(Observed::present)
+        .any(|process| scanner.is_daemon(process) && [Uid::ROOT, caller_uid()].contains(&process.uid));
     let cpuset_support = survey::read_cpuset_support();
     let mounts = CgroupMounts::read();
     let orphaned_jobs = orphans::find_orphaned_jobs(&mut scanner, &first, &mounts, &cpuset_support.hierarchy);
     let mut daemon_state = daemon::read_daemon_state(daemon, daemon_runs);
     let orphaned_jobs = daemon_state.add_orphaned_jobs(orphaned_jobs);
     let scans = scanner.scan_jobs_twice(&first, &daemon_state.records, &daemon_state.housekeeping);
-    let processes: Vec<(Pid, Uid, Comm)> = programs(&scans.after).collect();
+    let processes: Vec<(Pid, Uid, Comm)> = programs(&scanner, &scans.after).collect();
     let policy = scanner.policy();
     let mut host = survey::read_host_facts(&scans.after.online);
     host.incomplete_scan_reason =
@@ -74,9 +77,9 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     for job in &mut jobs {
         job.enforcement = daemon_state.kept_by.get(&job.id).cloned().unwrap_or_default();
     }
-    // After the scans: they would take the process that checks the configuration for a running daemon.
-    let wrong_configurations = match &daemon_state.status {
-        DaemonStatus::Absent(_) => configuration::find_wrong_configurations(),
+    // After the scans, which would measure the process that checks the configuration.
+    let configuration_problems = match &daemon_state.status {
+        DaemonStatus::Absent(_) => configuration::find_configuration_problems(),
         DaemonStatus::Unresponsive(_) | DaemonStatus::Responsive { .. } => Vec::new(),
     };
     Ok(DiagnosisInput {
@@ -93,17 +96,21 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
         schedulers: scan::schedulers(&processes, policy.first_person_uid),
         cpuset_support,
         daemon: daemon_state.status,
-        wrong_configurations,
+        configuration_problems,
         caller_uid: caller_uid(),
         first_person_uid: policy.first_person_uid,
     })
 }
 
-/// The processes that are not kernel threads, with their users and the names of their programs.
-fn programs(snapshot: &Snapshot) -> impl Iterator<Item = (Pid, Uid, Comm)> + '_ {
+/// The processes in `snapshot`, a scan by `scanner`, with their users and the names of their programs. Leaves out
+/// kernel threads, and each pjwd that serves no jobs.
+fn programs<'a>(
+    scanner: &'a JobScanner,
+    snapshot: &'a Snapshot,
+) -> impl Iterator<Item = (Pid, Uid, Comm)> + 'a {
     let processes = snapshot.processes.values().filter_map(Observed::present);
     processes
-        .filter(|process| !process.is_kernel_thread)
+        .filter(|process| !process.is_kernel_thread && !scanner.only_prints(process))
         .map(|process| (process.id.pid, process.uid, process.comm))
 }
 
