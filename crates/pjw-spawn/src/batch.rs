@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use crate::checks::CheckError;
 use crate::checks::room::raise_descriptor_limit;
+use crate::checks::{CheckError, check_all};
 use crate::child::{Child, end_without_pidfd};
 use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
@@ -85,7 +85,7 @@ impl SpawnContext {
     /// If [`SpawnContext::check_instances`] fails, or if a resource for the batch can't be created. No process is
     /// started then.
     pub fn start(&self, instances: Vec<Instance>) -> Result<SpawnBatch, CheckError> {
-        self.prepare_start(&instances)?;
+        self.prepare_start(&instances, self.starter_count(&instances))?;
         let (sending, socket) = results::channel().map_err(|error| CheckError::SystemCall {
             what: "a socket can't be made",
             errno: Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)),
@@ -144,11 +144,12 @@ impl SpawnContext {
     pub fn spawn_n(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
         match &instances[..] {
             [instance] if self.needs_no_thread() => {
-                self.prepare_start(&instances)?;
+                self.prepare_start(&instances, 0)?;
                 Ok(vec![spawner::start_single_instance(&self.setup, instance)])
             }
             _ if can_start_whole_group(&self.setup) => {
-                self.prepare_start(&instances)?;
+                // Only the host: the process that owns the address space and starts the tasks.
+                self.prepare_start(&instances, 1)?;
                 Ok(start_whole_group(&self.setup, &instances)?)
             }
             _ => Ok(self.start(instances)?.into_results()),
@@ -169,9 +170,10 @@ impl SpawnContext {
 
 impl SpawnContext {
     /// Makes all checks of `instances` that are possible before a process is started, and raises the limit of open
-    /// descriptors if it is too low for them.
-    fn prepare_start(&self, instances: &[Instance]) -> Result<(), CheckError> {
-        self.check_instances(instances)?;
+    /// descriptors if it is too low for them. `starters` is the number of threads and processes that will be created to
+    /// start the instances.
+    fn prepare_start(&self, instances: &[Instance], starters: usize) -> Result<(), CheckError> {
+        check_all(&self.setup, instances, starters)?;
         raise_descriptor_limit(instances.len())
     }
 

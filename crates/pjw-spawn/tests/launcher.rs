@@ -192,6 +192,43 @@ fn the_limit_of_processes_is_that_of_the_user_of_the_instances() {
     assert_eq!(first.wait(), Ok(ExitStatus::Signal(libc::SIGKILL)));
 }
 
+/// The message with which two tasks are refused if their user may have no further process. `None` if tasks can't run
+/// here.
+fn refusal_of_tasks_without_room() -> Option<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, source) = (dir.path().join("task"), "tests/programs/task.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let flags = ["-O1", "-static-pie", "-pthread", "-o"];
+    let compiled = Command::new("cc").args(flags).arg(&path).arg(source).status().unwrap();
+    if !cfg!(target_arch = "x86_64") || !compiled.success() {
+        println!("skipped: cc can't link a static program for x86-64 here");
+        return None;
+    }
+    let context = SpawnContext::new(&path).unwrap().share_memory().unwrap();
+    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
+    let is_root = nix::unistd::geteuid().is_root();
+    let start = move || {
+        setrlimit(Resource::RLIMIT_NPROC, 0, hard).unwrap();
+        if is_root {
+            // The limit does not hold for root.
+            take_ambient_capabilities(65_525, 0);
+        }
+        context.spawn_n(instances(2, &["task", "live"])).unwrap_err().to_string()
+    };
+    Some(std::thread::spawn(start).join().unwrap())
+}
+
+#[test]
+fn for_tasks_that_the_calling_thread_starts_only_their_host_counts_beside_them() {
+    let name = "for_tasks_that_the_calling_thread_starts_only_their_host_counts_beside_them";
+    if is_run_again(name, "exec \"$@\"", Path::new("/"))
+        && let Some(refusal) = refusal_of_tasks_without_room()
+    {
+        let begin = "there is room for 0 more processes, and 2 were asked for, with 1 more that starts them: RLIMIT_NPROC";
+        assert!(refusal.starts_with(begin), "{refusal}");
+    }
+}
+
 #[test]
 fn instances_of_another_user_do_not_count_in_the_limit_of_the_user_of_the_caller() {
     if !is_run_again_as_root("instances_of_another_user_do_not_count_in_the_limit_of_the_user_of_the_caller")
