@@ -198,55 +198,6 @@ fn the_command_is_not_started_if_its_job_has_no_cores() {
 }
 
 #[test]
-fn a_job_that_waits_for_a_core_connects_again_if_its_connection_was_closed_for_another_user() {
-    let statuses = AtomicUsize::new(0);
-    let borrower = |cpus: &str| Job { class: "besteffort".into(), ..job("manual:a", cpus) };
-    let daemon = Daemon::start(move |call| {
-        CallReplies::reply(match call {
-            // The first status is read before the job is made.
-            Call::GetStatus if statuses.fetch_add(1, Ordering::Relaxed) == 1 => {
-                return CallReplies::busy("pjwd closed this idle connection");
-            }
-            Call::GetStatus => {
-                let jobs = vec![borrower(&own_cpus())];
-                Reply::Status { status: Arc::new(Status { jobs, ..Status::default() }) }
-            }
-            Call::Assign(_) => Reply::Job { job: borrower("") },
-            other => panic!("{other:?}"),
-        })
-    });
-    let arguments = ["run", "--cores", "1", "--class", "besteffort", "--job", "a", "--", "echo", "started"];
-    let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
-    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
-    assert_eq!(daemon.calls().len(), 4);
-}
-
-#[test]
-fn a_job_that_waits_for_a_core_waits_for_a_busy_pjwd_and_says_so_once() {
-    let statuses = AtomicUsize::new(0);
-    let borrower = |cpus: &str| Job { class: "besteffort".into(), ..job("manual:a", cpus) };
-    let daemon = Daemon::start(move |call| {
-        CallReplies::reply(match call {
-            Call::GetStatus if (1..=10).contains(&statuses.fetch_add(1, Ordering::Relaxed)) => {
-                return CallReplies::busy("too many connections");
-            }
-            Call::GetStatus => {
-                let jobs = vec![borrower(&own_cpus())];
-                Reply::Status { status: Arc::new(Status { jobs, ..Status::default() }) }
-            }
-            // The cores of the job were exchanged after this reply. Only the next status has the present ones.
-            Call::Assign(_) => Reply::Job { job: borrower("60000") },
-            other => panic!("{other:?}"),
-        })
-    });
-    let arguments = ["run", "--cores", "1", "--class", "besteffort", "--job", "a", "--", "echo", "started"];
-    let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
-    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
-    assert_eq!(answer.stderr.lines().count(), 1, "{answer:?}");
-    assert!(answer.stderr.contains("at most ten minutes: too many connections"), "{answer:?}");
-}
-
-#[test]
 fn the_command_of_a_refused_job_is_not_started_and_only_the_reason_of_the_daemon_is_printed() {
     let core = |n: u32| Core { cpus: n.to_string(), ..Core::default() };
     let mut status = Status { cores: vec![core(0), core(1)], ..Status::default() };

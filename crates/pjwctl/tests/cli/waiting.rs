@@ -10,7 +10,7 @@ use pjw_ipc::wire::{Job, Status};
 
 use super::daemon::{CallReplies, Daemon};
 use super::run::own_cpus;
-use super::{answer, pjwctl};
+use super::{CommandOutput, answer, pjwctl};
 
 #[test]
 fn assign_want_and_release_wait_while_their_user_sends_commands_too_often() {
@@ -118,28 +118,59 @@ fn a_job_that_can_borrow_a_core_is_made_with_one_command_and_without_a_message()
     assert_eq!(calls.iter().filter(|call| matches!(call, Call::Assign(_))).count(), 1, "{calls:?}");
 }
 
-#[test]
-fn a_process_that_is_not_frozen_says_that_its_job_waits_for_a_core() {
+/// Runs `echo started` as the besteffort job `manual:a`, and asserts that it runs. Returns the output of pjwctl and the
+/// number of calls. The job has the CPUs `first_cpus` when it is made. `cpus_in_status` gets the number of a call for
+/// the status, and returns the CPUs of the job then, or why the daemon is busy. The call 0 comes before the job is
+/// made.
+fn run_borrower(
+    first_cpus: &'static str,
+    cpus_in_status: impl Fn(usize) -> Result<String, &'static str> + Send + Sync + 'static,
+) -> (CommandOutput, usize) {
     let statuses = AtomicUsize::new(0);
-    let borrower = |cpus: &str| {
-        let (id, class) = ("manual:a".to_owned(), "besteffort".to_owned());
-        Job { id, class, cpus: cpus.to_owned(), enforcement: "cpuset".to_owned(), ..Job::default() }
+    let borrower = |cpus: String| {
+        let (id, class, enforcement) = ("manual:a".to_owned(), "besteffort".to_owned(), "cpuset".to_owned());
+        Job { id, class, enforcement, cpus, ..Job::default() }
     };
     let daemon = Daemon::start(move |call| {
         CallReplies::reply(match call {
-            Call::GetStatus => {
-                // The first status is read before the job is made.
-                let has_core = statuses.fetch_add(1, Ordering::Relaxed) > 3;
-                let jobs = vec![borrower(&if has_core { own_cpus() } else { String::new() })];
-                Reply::Status { status: Arc::new(Status { jobs, ..Status::default() }) }
-            }
-            Call::Assign(_) => Reply::Job { job: borrower("") },
+            Call::GetStatus => match cpus_in_status(statuses.fetch_add(1, Ordering::Relaxed)) {
+                Ok(cpus) => {
+                    let jobs = vec![borrower(cpus)];
+                    Reply::Status { status: Arc::new(Status { jobs, ..Status::default() }) }
+                }
+                Err(busy) => return CallReplies::busy(busy),
+            },
+            Call::Assign(_) => Reply::Job { job: borrower(first_cpus.to_owned()) },
             other => panic!("{other:?}"),
         })
     });
     let arguments = ["run", "--cores", "1", "--class", "besteffort", "--job", "a", "--", "echo", "started"];
     let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
     assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
+    (answer, daemon.calls().len())
+}
+
+#[test]
+fn a_process_that_is_not_frozen_says_that_its_job_waits_for_a_core() {
+    let (answer, _) = run_borrower("", |status| Ok(if status > 3 { own_cpus() } else { String::new() }));
     let said = "pjwctl: no core is free to borrow: echo waits until one is free (pjwctl show manual:a)\n";
     assert_eq!(answer.stderr, said);
+}
+
+#[test]
+fn a_job_that_waits_for_a_core_connects_again_if_its_connection_was_closed_for_another_user() {
+    let closed = "pjwd closed this idle connection";
+    let (_, calls) = run_borrower("", move |status| if status == 1 { Err(closed) } else { Ok(own_cpus()) });
+    assert_eq!(calls, 4);
+}
+
+#[test]
+fn a_job_that_waits_for_a_core_waits_for_a_busy_pjwd_and_says_so_once() {
+    // The cores of the job are exchanged after it is made. Only the next status has the present ones.
+    let (answer, _) = run_borrower("60000", |status| match status {
+        1..=10 => Err("too many connections"),
+        _ => Ok(own_cpus()),
+    });
+    assert_eq!(answer.stderr.lines().count(), 1, "{answer:?}");
+    assert!(answer.stderr.contains("at most ten minutes: too many connections"), "{answer:?}");
 }
