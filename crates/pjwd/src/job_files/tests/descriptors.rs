@@ -25,6 +25,15 @@ fn is_own_process(name: &str) -> bool {
     false
 }
 
+/// Publishes the CPUs 0-1 of the job `a`. Returns the files, and a reader that has mapped the core map.
+fn published_job() -> (Published, Job) {
+    let mut published = Published::new();
+    published.publish("a", "0-1");
+    let reader = Job::in_directory(&published.path("a"));
+    assert_eq!(reader.cores().cpus.to_string(), "0-1");
+    (published, reader)
+}
+
 /// Publishes the cores `own` of the job `a` while this process can open no file.
 fn publish_without_descriptors(published: &mut Published, own: &str) {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
@@ -54,10 +63,7 @@ fn without_a_free_descriptor_the_core_map_keeps_the_former_cores_until_the_next_
     if !is_own_process("without_a_free_descriptor_the_core_map_keeps_the_former_cores_until_the_next_cycle") {
         return;
     }
-    let mut published = Published::new();
-    published.publish("a", "0-1");
-    let reader = Job::in_directory(&published.path("a"));
-    assert_eq!(reader.cores().cpus.to_string(), "0-1");
+    let (mut published, reader) = published_job();
     publish_without_descriptors(&mut published, "0");
     let begin = "the core map of manual:a has former cores: can't write /";
     assert_that_the_next_cycle_writes(&mut published, &reader, begin);
@@ -71,10 +77,7 @@ fn a_new_daemon_without_a_free_descriptor_goes_on_with_the_page_in_the_next_cycl
     if !is_own_process("a_new_daemon_without_a_free_descriptor_goes_on_with_the_page_in_the_next_cycle") {
         return;
     }
-    let mut published = Published::new();
-    published.publish("a", "0-1");
-    let reader = Job::in_directory(&published.path("a"));
-    assert_eq!(reader.cores().cpus.to_string(), "0-1");
+    let (mut published, reader) = published_job();
     published.restart();
     publish_without_descriptors(&mut published, "0");
     let begin = "the core map of manual:a has former cores: can't open /";
