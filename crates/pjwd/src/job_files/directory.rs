@@ -26,6 +26,8 @@ const JOBS_DIRECTORY: &str = "jobs";
 const TEMPORARY_NAME: &str = ".new";
 const CPUS_FILE_NAME: &str = "cpus";
 const JSON_FILE_NAME: &str = "coremap.json";
+/// The files in the directory of a job.
+const FILE_NAMES: [&str; 4] = [CPUS_FILE_NAME, JSON_FILE_NAME, CORE_MAP_FILE_NAME, WANTED_CORES_FILE_NAME];
 const DIRECTORY_MODE: u32 = 0o755;
 const WANT_MODE: u32 = 0o600;
 /// The most bytes that are read from `coremap.json`. This program writes no longer file.
@@ -135,9 +137,10 @@ impl JobsDirectory {
     }
 
     /// Removes the subdirectory of the job `id`, for which there is no [`JobDirectory`] because
-    /// [`JobsDirectory::create_or_open_job_directory`] failed.
-    pub(super) fn remove_directory(&self, id: &JobId) {
-        remove(&self.path_of(id));
+    /// [`JobsDirectory::create_or_open_job_directory`] failed. Returns false if the subdirectory stays because pjwd has
+    /// no free file descriptor.
+    pub(super) fn remove_directory(&self, id: &JobId) -> bool {
+        remove(&self.path_of(id))
     }
 }
 
@@ -178,8 +181,7 @@ impl JobDirectory {
     /// Returns whether the directory of this job is still at its path and contains the four files `cpus`,
     /// `coremap.json`, `coremap` and `want`.
     pub(super) fn is_complete(&self) -> bool {
-        let names = [CPUS_FILE_NAME, JSON_FILE_NAME, CORE_MAP_FILE_NAME, WANTED_CORES_FILE_NAME];
-        self.is_in_place() && names.iter().all(|name| is_file(&self.path.join(name)))
+        self.is_in_place() && FILE_NAMES.iter().all(|name| is_file(&self.path.join(name)))
     }
 
     /// Writes `core_map` (the CPUs of the job) into the files `cpus`, `coremap.json` and `coremap`. Does nothing if
@@ -308,12 +310,22 @@ impl JobDirectory {
     }
 
     /// Removes the directory of this job and its files, unless another program has removed or replaced the directory.
-    /// Wakes the programs that wait for a change of the file `coremap` (the CPUs of the job).
-    pub(super) fn remove(self) {
-        if self.is_in_place() {
-            remove(&self.path);
-        }
+    /// Wakes the programs that wait for a change of the file `coremap` (the CPUs of the job). Returns false if the
+    /// directory stays because pjwd has no free file descriptor.
+    pub(super) fn remove(self) -> bool {
+        let is_done = !self.is_in_place() || remove(&self.path) || self.remove_own_files();
         self.mark_core_map_outdated();
+        is_done
+    }
+
+    /// Removes the files that pjwd makes in the directory of this job, and then the directory. Needs no file
+    /// descriptor. Returns false if the directory stays, for example because another program has made a file in it.
+    fn remove_own_files(&self) -> bool {
+        for name in FILE_NAMES {
+            // If the file can't be removed, the directory can't either.
+            let _ = std::fs::remove_file(self.path.join(name));
+        }
+        std::fs::remove_dir(&self.path).is_ok()
     }
 }
 
@@ -333,16 +345,17 @@ pub fn remove_files_of_all_jobs(state_dir: &Path) {
 
 /// Removes a file, a link, or the directory of a job with its files. For a directory, also writes into the memory of
 /// the file `coremap` that its content is outdated, and wakes the waiting programs. What can't be removed stays. A
-/// directory also stays if pjwd has no free file descriptor for its file `coremap`.
-fn remove(path: &Path) {
-    let Ok(metadata) = std::fs::symlink_metadata(path) else { return };
+/// directory also stays if pjwd has no free file descriptor. Only then returns false.
+fn remove(path: &Path) -> bool {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return true };
     if !metadata.is_dir() {
         let _ = std::fs::remove_file(path);
-        return;
+        return true;
     }
-    let Ok(page) = CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME)) else { return };
-    let _ = std::fs::remove_dir_all(path);
+    let Ok(page) = CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME)) else { return false };
+    let removed = std::fs::remove_dir_all(path).map_err(file_fault("remove", path));
     let _ = page.map(CoreMapWriter::mark_not_live);
+    !removed.is_err_and(|fault| fault.is_lack_of_descriptors())
 }
 
 /// Returns `core_map` (the CPUs of a job) as content of the file `coremap`. `epoch` is the number of this content,

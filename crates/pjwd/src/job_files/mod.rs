@@ -73,7 +73,8 @@ pub struct JobFiles {
     /// The directory `STATE_DIR/jobs`.
     root: JobsDirectory,
     jobs: BTreeMap<JobId, PublishedJob>,
-    /// The jobs whose files could not be written because pjwd had no free file descriptor.
+    /// The jobs whose files could not be written, or removed after the end of the job, because pjwd had no free file
+    /// descriptor.
     without_descriptor: BTreeSet<JobId>,
     /// The warnings about the files of each job that has one.
     warnings: BTreeMap<JobId, Vec<Warning>>,
@@ -229,10 +230,10 @@ impl JobFiles {
         self.jobs.keys()
     }
 
-    /// Returns the lowest id of the jobs whose files could not be written because pjwd had no free file descriptor.
-    /// `None` if there is no such job. After the next scan, the caller must call [`JobFiles::publish`] for this job
-    /// again, also if its content has not changed. If the files are then written, this function returns the next such
-    /// job, and the caller must do the same for that job.
+    /// Returns the lowest id of the jobs whose files could not be written or removed because pjwd had no free file
+    /// descriptor. `None` if there is no such job. After the next scan, the caller must call [`JobFiles::publish`] for
+    /// this job again, also if its content has not changed. If the files are then written or removed, this function
+    /// returns the next such job, and the caller must do the same for that job.
     #[must_use]
     pub fn first_job_without_descriptor(&self) -> Option<&JobId> {
         self.without_descriptor.first()
@@ -250,8 +251,12 @@ impl JobFiles {
         if before.is_some_and(|job| job.content == content && job.fault.is_none()) {
             return;
         }
-        let is_other_owner = before.is_some_and(|job| job.content.owner != content.owner);
-        if is_other_owner {
+        // The files of an ended job with the same id may be left.
+        let has_other_files = match before {
+            Some(job) => job.content.owner != content.owner,
+            None => self.without_descriptor.contains(id),
+        };
+        if has_other_files {
             self.remove_job(id);
         }
         let job = self.jobs.entry(id.clone()).or_insert_with(|| PublishedJob {
@@ -340,17 +345,25 @@ impl JobFiles {
         }
     }
 
-    /// Removes the job `id` with its files, its watch and its warnings.
+    /// Removes the job `id` with its files, its watch and its warnings. If the files can't be removed because pjwd has
+    /// no free file descriptor, [`JobFiles::first_job_without_descriptor`] returns the job, and the next call tries
+    /// again.
     fn remove_job(&mut self, id: &JobId) {
         self.changed.remove(id);
-        self.without_descriptor.remove(id);
         self.warnings.remove(id);
-        if let Some(job) = self.jobs.remove(id) {
+        let is_left = self.without_descriptor.remove(id);
+        let job = self.jobs.remove(id);
+        if job.is_some() {
             self.watch.remove(id);
-            match job.directory {
-                Some(directory) => directory.remove(),
-                None => self.root.remove_directory(id),
-            }
+        } else if !is_left {
+            return;
+        }
+        let is_done = match job.and_then(|job| job.directory) {
+            Some(directory) => directory.remove(),
+            None => self.root.remove_directory(id),
+        };
+        if !is_done {
+            self.without_descriptor.insert(id.clone());
         }
     }
 

@@ -34,12 +34,12 @@ fn published_job() -> (Published, Job) {
     (published, reader)
 }
 
-/// Publishes the cores `own` of the job `a` while this process can open no file.
-fn publish_without_descriptors(published: &mut Published, own: &str) {
+/// Publishes the cores `own` of the job `a` while this process can open no file. With `None`, the job has ended.
+fn publish_without_descriptors(published: &mut Published, own: Option<&str>) {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let lowest_free = fs::File::open("/dev/null").unwrap().as_raw_fd();
     setrlimit(Resource::RLIMIT_NOFILE, lowest_free.try_into().unwrap(), hard).unwrap();
-    published.files.publish(&id("a"), Some(content(own)));
+    published.files.publish(&id("a"), own.map(content));
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
 }
 
@@ -64,10 +64,10 @@ fn without_a_free_descriptor_the_core_map_keeps_the_former_cores_until_the_next_
         return;
     }
     let (mut published, reader) = published_job();
-    publish_without_descriptors(&mut published, "0");
+    publish_without_descriptors(&mut published, Some("0"));
     let begin = "the core map of manual:a has former cores: can't write /";
     assert_that_the_next_cycle_writes(&mut published, &reader, begin);
-    publish_without_descriptors(&mut published, "0-1");
+    publish_without_descriptors(&mut published, Some("0-1"));
     published.files.publish(&id("a"), None);
     assert_eq!(published.files.first_job_without_descriptor(), None, "the job has ended");
 }
@@ -79,7 +79,49 @@ fn a_new_daemon_without_a_free_descriptor_goes_on_with_the_page_in_the_next_cycl
     }
     let (mut published, reader) = published_job();
     published.restart();
-    publish_without_descriptors(&mut published, "0");
+    publish_without_descriptors(&mut published, Some("0"));
     let begin = "the core map of manual:a has former cores: can't open /";
     assert_that_the_next_cycle_writes(&mut published, &reader, begin);
+}
+
+#[test]
+fn the_directory_of_a_job_that_ends_while_no_descriptor_is_free_is_removed_at_once() {
+    if !is_own_process("the_directory_of_a_job_that_ends_while_no_descriptor_is_free_is_removed_at_once") {
+        return;
+    }
+    let (mut published, reader) = published_job();
+    publish_without_descriptors(&mut published, None);
+    assert!(!published.path("a").exists());
+    assert_eq!(published.files.first_job_without_descriptor(), None);
+    assert_ne!(reader.cores().source, CoresSource::CoreMap);
+}
+
+#[test]
+fn a_directory_that_could_not_be_opened_is_removed_when_a_descriptor_is_free_after_its_job_has_ended() {
+    let name =
+        "a_directory_that_could_not_be_opened_is_removed_when_a_descriptor_is_free_after_its_job_has_ended";
+    if !is_own_process(name) {
+        return;
+    }
+    let (mut published, reader) = published_job();
+    published.write("a", "1");
+    for is_used_again in [false, true] {
+        published.restart();
+        publish_without_descriptors(&mut published, Some("0-1"));
+        publish_without_descriptors(&mut published, None);
+        // The programs that have mapped the page find out by the page, and pjwd can't map it.
+        assert!(published.path("a").exists());
+        assert_eq!(published.files.first_job_without_descriptor(), Some(&id("a")));
+        if is_used_again {
+            published.publish("a", "0");
+            assert_eq!(published.written(), [], "the number was that of the ended job");
+        } else {
+            published.files.publish(&id("a"), None);
+            assert!(!published.path("a").exists());
+            assert_ne!(reader.cores().source, CoresSource::CoreMap);
+            published.publish("a", "0-1");
+            published.write("a", "1");
+        }
+        assert_eq!(published.files.first_job_without_descriptor(), None);
+    }
 }
