@@ -3,8 +3,10 @@
 pub mod events;
 pub mod irq;
 pub mod map_lock;
+pub mod maps;
 pub(crate) mod memory_files;
 pub mod memory_use;
+pub mod page_nodes;
 pub mod procfs;
 pub(crate) mod short_file;
 pub mod signal;
