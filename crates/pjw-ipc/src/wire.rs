@@ -254,7 +254,8 @@ wire! {
         /// The warning that the job will probably run out of memory, and the remedy. `None` if this is not predicted.
         warning: Option<Warning>,
         /// The processes with most of their memory on NUMA nodes where none of their hot (mostly running) threads runs.
-        /// Empty if the memory on each NUMA node was not requested, or if the daemon is older than this field.
+        /// If the memory on each NUMA node was not requested, as the last sample of their pages found them: the daemon
+        /// takes one about once a minute. Empty if the daemon is older than this field.
         #[serde(default)] far: Vec<FarMemory>,
         /// The address spaces whose threads wait for one another to map memory. Empty with the source `cgroup`.
         #[serde(default)] map_lock_waits: Vec<MapLockWaits>,

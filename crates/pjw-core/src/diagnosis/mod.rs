@@ -13,6 +13,7 @@ mod host;
 pub mod map_lock;
 pub mod memory;
 mod neighbours;
+pub mod page_sample;
 mod placement;
 pub mod remote_numa_memory;
 pub mod verdict;

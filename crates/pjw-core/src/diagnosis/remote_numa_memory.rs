@@ -2,24 +2,56 @@
 
 use crate::basics::{Pid, Pu, prelude::*};
 use crate::diagnosis::words::{bytes_text, counted_noun, join_names};
-use crate::machine::{Topology, TopologyLevel};
+use crate::machine::{Topology, TopologyDomain, TopologyLevel};
 
 /// A process is reported if at least this share of its memory is remote NUMA memory, in permille.
 const MIN_REMOTE_PERMILLE: u128 = 750;
-/// Less memory than this fits into caches, so that its place matters little, in bytes.
-const MIN_REMOTE_BYTES: u64 = 64 << 20;
+/// The same share by a sample of the memory. It is larger, because the standard error of a sample is some 4 % of it.
+const MIN_REMOTE_PERMILLE_OF_SAMPLE: u128 = 800;
+/// A process with less remote NUMA memory than this, in bytes, is not reported: such memory fits into caches, so that
+/// its place matters little.
+pub const MIN_REMOTE_BYTES: u64 = 64 << 20;
+
+/// The memory of a process on each NUMA node. Either the node of each page was read, or the sizes follow from a sample
+/// of the pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryByNode {
+    /// The memory on each NUMA node, in bytes, by the kernel's number of the node.
+    bytes: BTreeMap<u32, u64>,
+    /// The memory whose node is unknown, in bytes.
+    unknown_bytes: u64,
+    is_sample: bool,
+}
+
+impl MemoryByNode {
+    /// Makes the value for a process whose pages were all looked up, as in `/proc/PID/numa_maps`. `bytes_by_node` has
+    /// the bytes on each NUMA node, by the kernel's number of the node.
+    #[must_use]
+    pub fn from_all_pages(bytes_by_node: BTreeMap<u32, u64>) -> Self {
+        Self { bytes: bytes_by_node, unknown_bytes: 0, is_sample: false }
+    }
+
+    /// Makes the value for a process of which a sample of pages was looked up. `bytes_by_node` is the estimate from the
+    /// sample ([`PageSample::estimate_bytes_by_node`](super::page_sample::PageSample::estimate_bytes_by_node)).
+    /// `resident_bytes` is the resident memory of the process. The part of it that the estimate does not cover, such as
+    /// mapped files, never counts as remote.
+    #[must_use]
+    pub fn from_sample(bytes_by_node: BTreeMap<u32, u64>, resident_bytes: u64) -> Self {
+        let unknown_bytes = resident_bytes.saturating_sub(sum(bytes_by_node.values()));
+        Self { bytes: bytes_by_node, unknown_bytes, is_sample: true }
+    }
+}
 
 /// A process, as input for [`find_remote_numa_memory`]: the PUs (logical CPUs) on which its hot threads last ran, and
-/// the size of its memory on each NUMA node. A thread is hot if it runs or waits for a PU most of the time.
+/// its memory on each NUMA node. A thread is hot if it runs or waits for a PU most of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotProcessMemory {
     /// The process id.
     pub pid: Pid,
     /// The PU on which each hot thread ran last.
     pub last_cpus: Vec<Pu>,
-    /// The memory of the process on each NUMA node, in bytes, by the kernel's number of the node, as in
-    /// `/proc/PID/numa_maps`.
-    pub bytes_by_node: BTreeMap<u32, u64>,
+    /// The memory of the process on each NUMA node.
+    pub memory: MemoryByNode,
 }
 
 /// The remote NUMA memory of one process, for a finding of the diagnosis: its memory on NUMA nodes where none of its
@@ -39,19 +71,22 @@ pub struct RemoteNumaMemory {
     pub remote_bytes: u64,
     /// All memory of the process, in bytes.
     pub total_bytes: u64,
+    /// Whether `remote_bytes` is an estimate from a sample of the pages.
+    pub is_sample: bool,
 }
 
 impl RemoteNumaMemory {
     /// Returns one sentence for users that says where the hot threads of the process run and where its memory is. A
     /// thread is hot if it runs or waits for a PU (logical CPU) most of the time. The sentence does not name the
     /// process. Example: `2 hot threads run on NUMA node 0, and 900.0 MiB of 1000.0 MiB of the memory is elsewhere,
-    /// most of it on node 1`.
+    /// most of it on node 1`. If the memory is an estimate from a sample, the sentence says `about 900.0 MiB`.
     #[must_use]
     pub fn description(&self) -> String {
         let verb = if self.hot_threads == 1 { "runs" } else { "run" };
         let nodes = if self.thread_nodes.len() == 1 { "node" } else { "nodes" };
+        let about = if self.is_sample { "about " } else { "" };
         format!(
-            "{} {verb} on NUMA {nodes} {}, and {} of {} of the memory is elsewhere, most of it on node {}",
+            "{} {verb} on NUMA {nodes} {}, and {about}{} of {} of the memory is elsewhere, most of it on node {}",
             counted_noun(self.hot_threads, "hot thread"),
             join_names(&self.thread_nodes),
             bytes_text(self.remote_bytes),
@@ -77,12 +112,27 @@ impl RemoteNumaMemory {
     }
 }
 
+/// Returns whether processes of a machine can have remote NUMA memory: at least two NUMA nodes have both memory and PUs
+/// (logical CPUs) that belong to them.
+#[must_use]
+pub fn can_have_remote_numa_memory(topology: &Topology) -> bool {
+    nodes_with_pus(topology).filter(|node| node.memory_bytes > 0).count() > 1
+}
+
+/// Returns the NUMA nodes to which PUs (logical CPUs) belong. A node of memory alone has PUs too, those near it, but
+/// these belong to another node.
+fn nodes_with_pus(topology: &Topology) -> impl Iterator<Item = &TopologyDomain> {
+    let nodes = topology.domains(TopologyLevel::NumaNode);
+    nodes.filter(move |node| !topology.cpus_belonging_to(node).is_empty())
+}
+
 /// Returns the processes in `processes` with much remote NUMA memory: memory on NUMA nodes where none of the hot
 /// threads of the process runs. A thread is hot if it runs or waits for a PU (logical CPU) most of the time. The remote
-/// memory must be at least 64 MiB, and at least three quarters of the memory of the process.
+/// memory must be at least 64 MiB, and at least three quarters of the memory of the process. An estimate from a sample
+/// must be at least four fifths.
 ///
-/// Memory on a NUMA node without PUs, such as a memory expander, is ignored, because it is remote for every thread. A
-/// process without hot threads is never in the result.
+/// Memory on a NUMA node to which no PU belongs, such as a memory expander, is ignored, because it is remote for every
+/// thread. A process without hot threads is never in the result.
 #[must_use]
 pub fn find_remote_numa_memory(topology: &Topology, processes: &[HotProcessMemory]) -> Vec<RemoteNumaMemory> {
     processes.iter().filter_map(|process| remote_numa_memory(topology, process)).collect()
@@ -92,19 +142,16 @@ pub fn find_remote_numa_memory(topology: &Topology, processes: &[HotProcessMemor
 /// much ([`find_remote_numa_memory`] has the limits), or if the process has no hot threads. Also returns `None` if
 /// the NUMA node of a hot thread is unknown.
 fn remote_numa_memory(topology: &Topology, process: &HotProcessMemory) -> Option<RemoteNumaMemory> {
-    let has_pus = |node: &u32| {
-        topology
-            .domains(TopologyLevel::NumaNode)
-            .any(|domain| domain.number == *node && !domain.cpus.is_empty())
-    };
+    let nodes_with_pus: BTreeSet<u32> = nodes_with_pus(topology).map(|node| node.number).collect();
     let node_of = |pu: &Pu| topology.domain_of(TopologyLevel::NumaNode, *pu).map(|node| node.number);
     let thread_nodes: BTreeSet<u32> = process.last_cpus.iter().map(node_of).collect::<Option<_>>()?;
-    let memory_by_node = || process.bytes_by_node.iter().filter(|(node, _)| has_pus(node));
+    let MemoryByNode { bytes, unknown_bytes, is_sample } = &process.memory;
+    let memory_by_node = || bytes.iter().filter(|(node, _)| nodes_with_pus.contains(node));
     let remote = || memory_by_node().filter(|(node, _)| !thread_nodes.contains(node));
-    let sum = |total: u64, bytes: u64| total.saturating_add(bytes);
-    let total_bytes = memory_by_node().map(|(_, &bytes)| bytes).fold(0, sum);
-    let remote_bytes = remote().map(|(_, &bytes)| bytes).fold(0, sum);
-    let is_most = u128::from(remote_bytes) * 1000 >= u128::from(total_bytes) * MIN_REMOTE_PERMILLE;
+    let total_bytes = sum(memory_by_node().map(|(_, bytes)| bytes)).saturating_add(*unknown_bytes);
+    let remote_bytes = sum(remote().map(|(_, bytes)| bytes));
+    let min_permille = if *is_sample { MIN_REMOTE_PERMILLE_OF_SAMPLE } else { MIN_REMOTE_PERMILLE };
+    let is_most = u128::from(remote_bytes) * 1000 >= u128::from(total_bytes) * min_permille;
     let (&memory_node, _) = remote().max_by_key(|&(&node, &bytes)| (bytes, core::cmp::Reverse(node)))?;
     (!thread_nodes.is_empty() && is_most && remote_bytes >= MIN_REMOTE_BYTES).then_some(RemoteNumaMemory {
         pid: process.pid,
@@ -113,7 +160,12 @@ fn remote_numa_memory(topology: &Topology, process: &HotProcessMemory) -> Option
         memory_node,
         remote_bytes,
         total_bytes,
+        is_sample: *is_sample,
     })
+}
+
+fn sum<'a>(sizes: impl Iterator<Item = &'a u64>) -> u64 {
+    sizes.fold(0, |total, size| total.saturating_add(*size))
 }
 
 #[cfg(test)]
@@ -124,13 +176,34 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Two NUMA nodes of four PUs: node 0 has the PUs 0-3.
-    fn found(last_cpus: &[u32], mib_by_node: &[(u32, u64)]) -> Vec<RemoteNumaMemory> {
-        let process = HotProcessMemory {
-            pid: Pid(7),
-            last_cpus: last_cpus.iter().copied().map(Pu).collect(),
-            bytes_by_node: mib_by_node.iter().map(|&(node, mib)| (node, mib * MIB)).collect(),
-        };
+    fn found_in(last_cpus: &[u32], memory: MemoryByNode) -> Vec<RemoteNumaMemory> {
+        let last_cpus = last_cpus.iter().copied().map(Pu).collect();
+        let process = HotProcessMemory { pid: Pid(7), last_cpus, memory };
         find_remote_numa_memory(&regular_topology(2, 1, 1, 4, 1), &[process])
+    }
+
+    fn bytes(mib_by_node: &[(u32, u64)]) -> BTreeMap<u32, u64> {
+        mib_by_node.iter().map(|&(node, mib)| (node, mib * MIB)).collect()
+    }
+
+    fn found(last_cpus: &[u32], mib_by_node: &[(u32, u64)]) -> Vec<RemoteNumaMemory> {
+        found_in(last_cpus, MemoryByNode::from_all_pages(bytes(mib_by_node)))
+    }
+
+    fn found_by_sample(mib_by_node: &[(u32, u64)], resident_mib: u64) -> Vec<RemoteNumaMemory> {
+        found_in(&[0], MemoryByNode::from_sample(bytes(mib_by_node), resident_mib * MIB))
+    }
+
+    /// Four cores, and two NUMA nodes, each with its PUs and the size of its memory.
+    fn with_nodes(nodes: [(&str, u64); 2]) -> Topology {
+        let domain = |(number, (cpus, memory_bytes)): (u32, (&str, u64))| TopologyDomain {
+            level: TopologyLevel::NumaNode,
+            number,
+            cpus: cpus.parse().unwrap(),
+            memory_bytes,
+        };
+        let cores = regular_topology(1, 1, 1, 4, 1).cores().to_vec();
+        Topology::new(cores, (0..).zip(nodes).map(domain).collect()).unwrap()
     }
 
     #[test]
@@ -160,6 +233,40 @@ mod tests {
         assert_eq!(found(&[0], &[(0, 300), (1, 700)]), [], "less than three quarters");
         assert_eq!(found(&[0], &[(1, 63)]), [], "less than 64 MiB");
         assert_eq!(found(&[0], &[(0, 250), (1, 750)]).len(), 1);
+    }
+
+    #[test]
+    fn a_sample_tells_of_remote_memory_with_a_margin_and_what_it_does_not_cover_is_not_remote() {
+        let remote = found_by_sample(&[(0, 100), (1, 850)], 1000);
+        assert_eq!((remote.len(), remote[0].memory_node, remote[0].total_bytes), (1, 1, 1000 * MIB));
+        assert_eq!(
+            remote[0].description(),
+            "1 hot thread runs on NUMA node 0, and about 850.0 MiB of 1000.0 MiB of the memory is elsewhere, most of it \
+             on node 1"
+        );
+        assert_eq!(found_by_sample(&[(0, 210), (1, 790)], 1000), [], "three quarters, but not four fifths");
+        assert_eq!(found_by_sample(&[(1, 850)], 2000), [], "more than half of the memory is in mapped files");
+        assert_eq!(found_by_sample(&[(1, 63)], 63), [], "less than 64 MiB");
+        let too_large = found_by_sample(&[(1, 1100)], 1000);
+        assert_eq!(too_large[0].total_bytes, 1100 * MIB, "an estimate can exceed the resident memory");
+    }
+
+    #[test]
+    fn remote_memory_needs_two_nodes_with_cpus_and_memory() {
+        assert!(!can_have_remote_numa_memory(&regular_topology(1, 1, 1, 4, 1)));
+        assert!(can_have_remote_numa_memory(&regular_topology(1, 2, 1, 4, 1)));
+        for nodes in [[("0-1", 1 << 30), ("2-3", 0)], [("0-3", 1 << 30), ("", 1 << 30)]] {
+            assert!(!can_have_remote_numa_memory(&with_nodes(nodes)));
+        }
+    }
+
+    #[test]
+    fn memory_on_a_node_that_has_the_same_pus_as_the_node_to_which_they_belong_is_left_out() {
+        let topology = with_nodes([("0-3", 1 << 30), ("0-3", 1 << 30)]);
+        let memory = MemoryByNode::from_all_pages(bytes(&[(0, 100), (1, 900)]));
+        let process = HotProcessMemory { pid: Pid(7), last_cpus: vec![Pu(0)], memory };
+        assert_eq!(find_remote_numa_memory(&topology, &[process]), []);
+        assert!(!can_have_remote_numa_memory(&topology));
     }
 
     #[test]

@@ -12,8 +12,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pjw_core::diagnosis::map_lock::MmapLockWaits;
-use pjw_core::diagnosis::remote_numa_memory::RemoteNumaMemory;
 use pjw_core::job::JobId;
 use pjw_core::memory::ProcessMemory;
 use pjw_core::plan::Warning;
@@ -28,6 +26,7 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::inbox::{EventLoopMessage, MessageSender, WarningOrigin};
+use super::memory_findings::{map_lock_to_wire, remote_memory_to_wire};
 use super::query::{Query, QueryAnswer};
 use super::server::{ControlService, parse_job_id_argument};
 use super::settings::ControlSettings;
@@ -66,8 +65,11 @@ struct JobRecorder {
 
 impl JobRecorder {
     /// Stores `reading` and reports it to the event loop, unless the job has ended. Returns the reading. A reading
-    /// without resident memory is not reported, and a reading of counters alone is not stored.
+    /// without resident memory is not reported. A reading of counters alone and a sample of pages are not stored.
     fn record_reading(&self, reading: JobMemoryReading) -> Arc<JobMemoryReading> {
+        if reading.kind == ReadingKind::NodeSample {
+            return Arc::new(reading);
+        }
         let status = self.status.borrow();
         forget_ended_jobs(&self.records, &status);
         let name = self.id.to_string();
@@ -140,14 +142,17 @@ impl ControlService {
             Some(recent) => recent,
             None => self.measure_in_turn(&id, kind, requester).await?,
         };
-        let remote = self.remote_numa_memory(&id, &reading).await?;
+        let remote = match kind {
+            ReadingKind::PagesByNode => self.find_remote_numa_memory(&id, &reading).await?,
+            _ => self.sampled_remote_numa_memory(&id),
+        };
         let far = remote.iter().map(remote_memory_to_wire).collect();
         let memory = Box::new(wire::Memory { far, ..self.memory_to_wire(&id, &reading) });
         Ok(Reply::Memory { memory })
     }
 
     /// Forgets the readings of an earlier job with the same id. Returns when this job began, as the status shows it.
-    fn forget_readings_of_earlier_job(&self, id: &JobId) -> Result<String, CallError> {
+    pub(super) fn forget_readings_of_earlier_job(&self, id: &JobId) -> Result<String, CallError> {
         let since = self.published_job(id)?.since;
         self.memory_records.borrow_mut().remove_earlier_job(id, &since);
         Ok(since)
@@ -164,35 +169,19 @@ impl ControlService {
         (!requester.is_admin).then(recent).flatten()
     }
 
-    /// Returns the thread that makes readings of the kind `kind`. Estimates do not wait for the slow readings of pages.
+    /// Returns the thread that makes readings of the kind `kind`. Estimates and samples do not wait for the slow
+    /// readings of pages.
     fn memory_reader(&self, kind: ReadingKind) -> &MemoryReader {
         match kind {
-            ReadingKind::Estimate | ReadingKind::Counters => &self.estimate_reader,
+            ReadingKind::Estimate | ReadingKind::Counters | ReadingKind::NodeSample => &self.estimate_reader,
             ReadingKind::Pages | ReadingKind::PagesByNode => &self.page_reader,
         }
     }
 
-    /// Returns the processes most of whose memory is on NUMA nodes where none of their hot threads runs. Empty if the
-    /// memory on each NUMA node was not read.
-    async fn remote_numa_memory(
-        &self,
-        id: &JobId,
-        reading: &JobMemoryReading,
-    ) -> Result<Vec<RemoteNumaMemory>, CallError> {
-        let nodes = reading.processes.iter().map(|process| (process.pid, process.bytes_by_node.clone()));
-        let by_node: BTreeMap<_, _> = nodes.filter(|(_, bytes_by_node)| !bytes_by_node.is_empty()).collect();
-        if by_node.is_empty() {
-            return Ok(Vec::new());
-        }
-        match self.query_loop(Query::RemoteNumaMemory { job: id.clone(), by_node }).await? {
-            QueryAnswer::RemoteNumaMemory(remote) => Ok(remote),
-            _ => Ok(Vec::new()),
-        }
-    }
-
-    /// Measures the memory use of the job `id` by the method `kind`, stores the result, and returns it. First
-    /// waits until the thread that measures memory is free for `requester`. If another call has stored a recent
-    /// measurement during the wait, and `requester` is no administrator, returns the stored measurement.
+    /// Measures the memory use of the job `id` by the method `kind`, stores the result, and returns it. Except: a
+    /// sample of pages is not stored. First waits until the thread that measures memory is free for `requester`. If
+    /// another call has stored a recent measurement during the wait, and `requester` is no administrator, returns the
+    /// stored measurement.
     ///
     /// # Errors
     /// If there is no such job, or if the memory can't be measured. If too many calls of the same user wait already.
@@ -210,7 +199,7 @@ impl ControlService {
         if let Some(recent) = self.recent_reading(id, kind, requester) {
             return Ok(recent);
         }
-        let processes = self.member_processes(id).await?;
+        let processes = self.processes_to_read(id, kind).await?;
         let owner = self.published_job(id)?.owner;
         let wanted = Arc::new(());
         // A clone in the task keeps the reading of a user who is no administrator wanted, also without the caller.
@@ -240,9 +229,12 @@ impl ControlService {
         result.map_err(|error| refused(id, &error))
     }
 
-    /// Returns the processes of the job `id`. Refuses the call if there is no such job.
-    async fn member_processes(&self, id: &JobId) -> Result<Vec<JobProcess>, CallError> {
-        match self.query_loop(Query::MemberProcesses(id.clone())).await? {
+    /// Returns the processes of the job `id` that a reading of the kind `kind` reads. Refuses the call if there is no
+    /// such job.
+    async fn processes_to_read(&self, id: &JobId, kind: ReadingKind) -> Result<Vec<JobProcess>, CallError> {
+        let is_sample = kind == ReadingKind::NodeSample;
+        let query = if is_sample { Query::ProcessesToSample } else { Query::MemberProcesses };
+        match self.query_loop(query(id.clone())).await? {
             QueryAnswer::MemberProcesses(Some(processes)) => Ok(processes),
             _ => Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string())),
         }
@@ -255,27 +247,6 @@ impl ControlService {
             self.memory_warnings.replace(warnings.clone());
             let _ = self.outbox.send(EventLoopMessage::Warnings { origin: WarningOrigin::Memory, warnings });
         }
-    }
-
-    /// Adds sentences to `reasons`, the answer to the call `ExplainJob` for the job `id`, and returns the answer. The
-    /// sentences describe threads of the job that wait for one another to map or unmap memory, as the latest
-    /// measurement of the job's memory found them.
-    pub(super) fn add_map_lock_waits(
-        &self,
-        id: &JobId,
-        mut reasons: call::ExplainJobReply,
-    ) -> call::ExplainJobReply {
-        if self.forget_readings_of_earlier_job(id).is_ok() {
-            let records = self.memory_records.borrow();
-            let sentences = records.map_lock_waits(id).iter().map(|waits| {
-                let description = waits.description();
-                format!(
-                    "when its memory was last read: {description}; pjwctl show {id} --memory has the remedy"
-                )
-            });
-            reasons.grant_reasons.extend(sentences);
-        }
-        reasons
     }
 
     /// Removes the memory measurements of the job `job`, which has ended. Also removes a warning about the job's memory
@@ -417,27 +388,6 @@ fn process_to_wire(process: &ProcessMemory, is_estimate: bool) -> wire::ProcessM
         swap: process.swap,
         address_space: process.address_space,
         by_node: by_node_to_wire(&process.bytes_by_node),
-    }
-}
-
-fn remote_memory_to_wire(remote: &RemoteNumaMemory) -> wire::FarMemory {
-    wire::FarMemory {
-        pid: remote.pid.0,
-        busy_threads: saturating_u32(remote.hot_threads),
-        thread_nodes: remote.thread_nodes.iter().copied().collect(),
-        memory_node: remote.memory_node,
-        far: remote.remote_bytes,
-        text: remote.description(),
-        remedy: remote.remedy(),
-    }
-}
-
-fn map_lock_to_wire(waits: &MmapLockWaits) -> wire::MapLockWaits {
-    wire::MapLockWaits {
-        pids: waits.pids.iter().map(|pid| pid.0).collect(),
-        threads: waits.threads,
-        text: waits.description(),
-        remedy: MmapLockWaits::remedy().to_owned(),
     }
 }
 

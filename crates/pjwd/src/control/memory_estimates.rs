@@ -3,6 +3,9 @@
 //! An estimate reads counters of the kernel, and no pages except those of small jobs. A job that runs is estimated once
 //! a minute. A job without hot threads is estimated every 16 minutes. A pause after each estimate keeps all of them
 //! together within the CPU budget of the readings without a request (`memory.budget_permille`).
+//!
+//! After each estimate, a sample of the pages of the job's processes finds memory on other NUMA nodes than the hot
+//! threads. So does a sample if the estimate is left out because the memory was just read.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -100,8 +103,11 @@ impl ControlService {
     /// the job is hot.
     ///
     /// Stores the results for the report on the job. Sends a warning to the event loop if the memory of a job will
-    /// probably run out. Pauses after each job, so that the estimates use at most the configured share of one PU
-    /// (`memory.budget_permille`). Runs until the future is dropped, or the event loop has ended.
+    /// probably run out. On a machine with several NUMA nodes, also takes a sample of the pages of each job with hot
+    /// threads, and stores which processes have most of their memory on other nodes than their hot threads.
+    ///
+    /// Pauses after each job, so that all this uses at most the configured share of one PU (`memory.budget_permille`).
+    /// Runs until the future is dropped, or the event loop has ended.
     pub async fn estimate_memory(self: Rc<Self>) {
         let requester = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
         let mut schedule = EstimateSchedule::default();
@@ -111,18 +117,42 @@ impl ControlService {
             let jobs = status.borrow_and_update().jobs.clone();
             for id in schedule.take_due(&jobs, |id| self.is_warned(id), Instant::now()) {
                 let Ok(id) = id.parse::<JobId>() else { continue };
-                if self.was_just_read(&id) {
-                    continue;
-                }
+                let mut cost = Duration::ZERO;
                 // A job that ended meanwhile is no error, and nor is one whose memory can't be read.
-                if let Ok(reading) = self.measure_in_turn(&id, ReadingKind::Counters, requester).await {
+                if !self.was_just_read(&id)
+                    && let Ok(reading) = self.measure_in_turn(&id, ReadingKind::Counters, requester).await
+                {
                     self.send_memory_warnings(self.memory_records.borrow().shortage_warnings());
-                    let budget = self.settings.borrow().memory;
-                    sleep(budget.pause_after(reading.cost)).await;
+                    cost = reading.cost;
                 }
+                cost += self.sample_numa_nodes(&id, requester).await;
+                let budget = self.settings.borrow().memory;
+                sleep(budget.pause_after(cost)).await;
             }
             sleep(LOOK_INTERVAL).await;
         }
+    }
+
+    /// Takes a sample of the pages of those processes of the job `id` that have hot threads. Stores which of them have
+    /// most of their memory on other NUMA nodes than these threads. Returns the CPU time of the sample. Does nothing on
+    /// a machine with one NUMA node, and takes no sample of a job without hot threads.
+    async fn sample_numa_nodes(&self, id: &JobId, requester: MeasurementRequester) -> Duration {
+        if self.status.borrow().summary.node.numa_nodes < 2 {
+            return Duration::ZERO;
+        }
+        let Ok(job) = self.published_job(id) else { return Duration::ZERO };
+        let (mut cost, mut remote) = (Duration::ZERO, Vec::new());
+        // Processes that have ended or that can't be read are no error, and nothing is known of them then.
+        if job.hot > 0
+            && let Ok(reading) = self.measure_in_turn(id, ReadingKind::NodeSample, requester).await
+        {
+            cost = reading.cost;
+            remote = self.find_remote_numa_memory(id, &reading).await.unwrap_or_default();
+        }
+        if self.published_job(id).is_ok_and(|now| now.since == job.since) {
+            self.memory_records.borrow_mut().set_remote_numa_memory(id, &job.since, remote);
+        }
+        cost
     }
 
     fn is_warned(&self, id: &str) -> bool {

@@ -6,6 +6,7 @@ mod assign;
 pub mod inbox;
 mod memory;
 mod memory_estimates;
+mod memory_findings;
 pub mod query;
 mod refused_provision;
 pub mod server;

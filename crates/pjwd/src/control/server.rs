@@ -298,7 +298,7 @@ impl ControlService {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
         reasons.grant_reasons.extend(refused);
-        Ok(Reply::JobReasons(self.add_map_lock_waits(&id, reasons)))
+        Ok(Reply::JobReasons(self.add_memory_findings(&id, reasons)))
     }
 
     /// Answers the call `ExplainPid`: returns the reasons why a process belongs to its job or to no job, and one page

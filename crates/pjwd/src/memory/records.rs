@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pjw_core::diagnosis::map_lock::MmapLockWaits;
 use pjw_core::diagnosis::memory::{PredictedMemoryShortage, WorkerMemory, predict_memory_shortage};
+use pjw_core::diagnosis::remote_numa_memory::RemoteNumaMemory;
 use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use pjw_core::time::{Nanos, UnixMillis};
@@ -61,6 +62,8 @@ struct JobRecord {
     largest: u64,
     /// The result of the latest reading that observed the threads.
     map_lock_waits: Vec<MmapLockWaits>,
+    /// The result of the latest sample of the pages.
+    remote_numa_memory: Vec<RemoteNumaMemory>,
     shortage: Option<PredictedMemoryShortage>,
 }
 
@@ -137,9 +140,7 @@ impl MemoryRecords {
         job_start_time: &str,
         reading: JobMemoryReading,
     ) -> Arc<JobMemoryReading> {
-        self.remove_earlier_job(job, job_start_time);
-        let new_record = || JobRecord { since: job_start_time.to_owned(), ..JobRecord::default() };
-        let record = self.jobs.entry(job.clone()).or_insert_with(new_record);
+        let record = self.record_of(job, job_start_time);
         let sample = MemorySample {
             time: reading.at.wall_clock,
             kind: reading.kind,
@@ -161,6 +162,32 @@ impl MemoryRecords {
         let reading = Arc::new(reading);
         record.latest.insert(reading.kind, Arc::clone(&reading));
         reading
+    }
+
+    /// Returns the record of the job `job`, which began at `job_start_time`. Makes an empty record if there is none.
+    fn record_of(&mut self, job: &JobId, job_start_time: &str) -> &mut JobRecord {
+        self.remove_earlier_job(job, job_start_time);
+        let new_record = || JobRecord { since: job_start_time.to_owned(), ..JobRecord::default() };
+        self.jobs.entry(job.clone()).or_insert_with(new_record)
+    }
+
+    /// Stores `processes`: the processes of the job `job` with most of their memory on other NUMA nodes than their hot
+    /// threads, as a sample of their pages found them. Replaces the result of an earlier sample. `job_start_time` is
+    /// the start time of the job, as in [`MemoryRecords::remove_earlier_job`].
+    pub fn set_remote_numa_memory(
+        &mut self,
+        job: &JobId,
+        job_start_time: &str,
+        processes: Vec<RemoteNumaMemory>,
+    ) {
+        self.record_of(job, job_start_time).remote_numa_memory = processes;
+    }
+
+    /// Returns the processes that [`MemoryRecords::set_remote_numa_memory`] has stored last for the job `job`. Empty if
+    /// nothing was stored.
+    #[must_use]
+    pub fn remote_numa_memory(&self, job: &JobId) -> &[RemoteNumaMemory] {
+        self.jobs.get(job).map_or(&[], |record| &record.remote_numa_memory)
     }
 
     /// Returns the latest measurement of the memory use of the job `job` by the method `kind`, if the measurement is
@@ -250,7 +277,7 @@ impl MemoryRecords {
         }
     }
 
-    /// Returns the ids of the jobs with at least one stored measurement of their memory use.
+    /// Returns the ids of the jobs about whose memory anything is stored.
     pub fn job_ids(&self) -> impl Iterator<Item = &JobId> {
         self.jobs.keys()
     }
@@ -372,6 +399,28 @@ mod tests {
             assert_eq!(records.map_lock_waits(&job()).len(), known, "{second}");
         }
         assert!(records.map_lock_waits(&"b".parse().unwrap()).is_empty());
+    }
+
+    #[test]
+    fn remote_memory_is_known_until_the_next_sample_or_the_end_of_the_job() {
+        let remote = RemoteNumaMemory {
+            pid: pjw_core::ids::Pid(7),
+            hot_threads: 1,
+            thread_nodes: [0].into(),
+            memory_node: 1,
+            remote_bytes: GIB,
+            total_bytes: GIB,
+            is_sample: true,
+        };
+        let mut records = MemoryRecords::default();
+        records.set_remote_numa_memory(&job(), "12:00", vec![remote.clone()]);
+        records.add(&job(), "12:00", reading(1, GIB, GIB));
+        assert_eq!(records.remote_numa_memory(&job()), [remote.clone()]);
+        records.set_remote_numa_memory(&job(), "12:00", Vec::new());
+        assert_eq!(records.remote_numa_memory(&job()), []);
+        records.set_remote_numa_memory(&job(), "12:00", vec![remote]);
+        records.remove_earlier_job(&job(), "12:05");
+        assert_eq!(records.remote_numa_memory(&job()), []);
     }
 
     #[test]

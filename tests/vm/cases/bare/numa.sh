@@ -1,5 +1,5 @@
 # A job has cores on both NUMA nodes. Each new process goes to a core of its own, on the node that --within-job gives. A process
-# whose memory is on the other node is reported. Processes that share an address space are placed on one node, and stay there
+# whose memory is on the other node is found without a request, and reported on request. Processes that share an address space are placed on one node, and stay there
 # when their job is resized.
 . /cases/functions
 
@@ -20,7 +20,12 @@ are_in() {
 are_in_one_node() { are_in "$1" 4 0 || are_in "$1" 0 4; }
 has_ended() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
 has_memory() { [ "$(awk '/^VmRSS/ { print $2 }' "/proc/$1/status")" -ge 90000 ]; }
-is_far() { pjwctl show far --memory --nodes | tr -s ' \n' ' ' | grep -q "process $1: 1 hot thread runs on NUMA node 0, and .* of the memory is elsewhere, most of it on node 1"; }
+squeezed() { "$@" | tr -s ' \n' ' '; }
+is_far() { squeezed pjwctl show far --memory --nodes | grep -q "process $1: 1 hot thread runs on NUMA node 0, and .* of the memory is elsewhere, most of it on node 1"; }
+# is_explained PID: whether pjwctl explain names the process, and says how to move its memory.
+is_explained() { squeezed pjwctl explain far | grep -q "process $1, when its memory was last sampled: 1 hot thread runs on NUMA node 0, and about .* of the memory is elsewhere, most of it on node 1; move the memory: migratepages $1 1 0 "; }
+# is_in_show PID: whether pjwctl show names the process without --nodes, which reads the nodes of all pages.
+is_in_show() { pjwctl show far --memory --json | tr -d ' \n' | grep -q "\"far\":\[{\"pid\":$1,\"busy_threads\":1,"; }
 
 [ ! -e /proc/sys/kernel/numa_balancing ] || echo 0 >/proc/sys/kernel/numa_balancing
 pjwd 2>>/dev/ttyS0 &
@@ -140,8 +145,15 @@ eventually "the program has its memory" has_memory "$program"
 thread_is_hot() { [ "$(field manual:far hot)" = 1 ]; }
 eventually "its thread is hot" thread_is_hot
 check "no far memory is reported while the thread is on the node of the memory" eval '! is_far "$program"'
+check "pjwctl explain says nothing while the thread is on the node of the memory" eval '! is_explained "$program"'
 taskset -pc 0 "$program" >&2
+# A sample of the pages is taken once a minute.
+time_limit=240
+eventually "far memory is found without a request when the thread is on the other node" is_explained "$program"
+check "pjwctl show names the process with far memory" is_in_show "$program"
 eventually "far memory is reported when the thread is on the other node" is_far "$program"
+taskset -pc 8 "$program" >&2
+eventually "the finding ends when the thread is on the node of the memory again" eval '! is_explained "$program"'
 end far
 kill $daemon
 eventually "pjwd stops after the jobs on NUMA nodes" has_ended $daemon

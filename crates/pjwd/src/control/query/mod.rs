@@ -1,10 +1,13 @@
 //! Queries for details that the published status does not have. The event loop answers them from its state.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use pjw_core::diagnosis::remote_numa_memory::{HotProcessMemory, RemoteNumaMemory, find_remote_numa_memory};
+use pjw_core::diagnosis::remote_numa_memory::{
+    HotProcessMemory, MemoryByNode, RemoteNumaMemory, can_have_remote_numa_memory, find_remote_numa_memory,
+};
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
 use pjw_core::{evidence::MembershipEvidence, explain, job::JobId, policy::Policy};
@@ -29,13 +32,16 @@ pub enum Query {
     },
     /// The processes that belong to the job with this id.
     MemberProcesses(JobId),
+    /// The processes of the job with this id of whose pages a sample is taken: at most 16, those with the most hot
+    /// threads. The answer is a [`QueryAnswer::MemberProcesses`].
+    ProcessesToSample(JobId),
     /// The processes of a job with most of their memory on NUMA nodes where none of their hot threads runs. A thread is
     /// hot if it runs or waits for a PU (logical CPU) most of the time.
     RemoteNumaMemory {
         /// The id of the job.
         job: JobId,
-        /// For each process whose memory was measured: the bytes on each NUMA node, by the kernel's number of the node.
-        by_node: BTreeMap<Pid, BTreeMap<u32, u64>>,
+        /// For each process whose memory was measured or estimated: the memory on each NUMA node.
+        by_node: BTreeMap<Pid, MemoryByNode>,
     },
     /// The reasons why the job with this id holds its CPUs.
     JobReasons(JobId),
@@ -74,6 +80,9 @@ pub enum Query {
 /// page. Further threads are on the next page.
 pub const MAX_THREADS_PER_PAGE: usize = 1000;
 
+/// The largest number of processes of a job of whose pages a sample is taken.
+const MAX_SAMPLED_PROCESSES: usize = 16;
+
 /// The position at which one page of a job's processes and threads ends: the last process and the last thread on the
 /// page. The next page starts after this position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +100,8 @@ pub enum QueryAnswer {
     /// A page of the processes of a job, and the position after which the next page begins. The position is `None` if
     /// no page follows. The outer `Option` is `None` if the requested job does not exist.
     Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
-    /// The processes that belong to a job, ascending by pid. `None` if the requested job does not exist.
+    /// The processes that belong to a job, ascending by pid, or those of them to sample. `None` if the requested job
+    /// does not exist.
     MemberProcesses(Option<Vec<JobProcess>>),
     /// The processes of a job with most of their memory on NUMA nodes where none of their hot threads runs, ascending
     /// by pid. A thread is hot if it runs or waits for a PU most of the time.
@@ -208,30 +218,58 @@ pub fn members_page(
 /// [`QueryAnswer::MemberProcesses`], which contains `None` if the job does not exist.
 #[must_use]
 pub fn member_processes(state: &WardenState, id: &JobId) -> QueryAnswer {
-    let process = |member: &Member| JobProcess {
+    let processes = || state.members_of(id).map(|member| job_process(state, member)).collect();
+    QueryAnswer::MemberProcesses(state.jobs.contains_key(id).then(processes))
+}
+
+fn job_process(state: &WardenState, member: &Member) -> JobProcess {
+    JobProcess {
         id: member.id,
         group: state.address_spaces.group_of(member.id),
         threads: member.threads.len(),
+    }
+}
+
+/// The hot threads of a process: those that run or wait for a PU most of the time.
+fn hot_threads(member: &Member) -> impl Iterator<Item = &MemberThread> {
+    member.threads.values().filter(|thread| thread.is_alive() && thread.demand.is_hot)
+}
+
+/// Returns the processes of the job `id` of whose pages a sample is taken, to find memory that is on another NUMA node
+/// than the hot threads. These are the processes with the most hot threads, at most 16. A thread is hot if it runs or
+/// waits for a PU (logical CPU) most of the time. `state` is the state of the daemon. The result is a
+/// [`QueryAnswer::MemberProcesses`], which contains `None` if the job does not exist. The list in it is empty if the
+/// machine has only one NUMA node with memory and PUs.
+#[must_use]
+pub fn processes_to_sample(state: &WardenState, id: &JobId) -> QueryAnswer {
+    let hot_processes = || {
+        let is_needed = can_have_remote_numa_memory(&state.topology);
+        let members = state.members_of(id).filter(|_| is_needed);
+        let counted = members.map(|member| (hot_threads(member).count(), member));
+        let mut hot: Vec<(usize, &Member)> = counted.filter(|(threads, _)| *threads > 0).collect();
+        hot.sort_by_key(|(threads, member)| (Reverse(*threads), member.id));
+        hot.truncate(MAX_SAMPLED_PROCESSES);
+        hot.into_iter().map(|(_, member)| job_process(state, member)).collect()
     };
-    let processes = || state.members_of(id).map(process).collect();
-    QueryAnswer::MemberProcesses(state.jobs.contains_key(id).then(processes))
+    QueryAnswer::MemberProcesses(state.jobs.contains_key(id).then(hot_processes))
 }
 
 /// Finds the processes of the job `id` with remote NUMA memory: most of the memory of such a process is on NUMA nodes
 /// where none of its hot threads ran last. A thread is hot if it runs or waits for a PU (logical CPU) most of the time.
-/// `state` is the state of the daemon, which contains the processes of the jobs. `memory_by_node` has the bytes on each
-/// NUMA node, for each process whose memory was measured. The result is a [`QueryAnswer::RemoteNumaMemory`]. The list
-/// in the answer is empty if there is no such process, or if the job does not exist.
+/// `state` is the state of the daemon, which contains the processes of the jobs. `memory_by_node` has the memory on
+/// each NUMA node, for each process whose memory was measured or estimated. The result is a
+/// [`QueryAnswer::RemoteNumaMemory`]. The list in the answer is empty if there is no such process, or if the job does
+/// not exist.
 #[must_use]
 pub fn processes_with_remote_numa_memory(
     state: &WardenState,
     id: &JobId,
-    memory_by_node: BTreeMap<Pid, BTreeMap<u32, u64>>,
+    memory_by_node: BTreeMap<Pid, MemoryByNode>,
 ) -> QueryAnswer {
-    let processes = memory_by_node.into_iter().filter_map(|(pid, bytes_by_node)| {
+    let processes = memory_by_node.into_iter().filter_map(|(pid, memory)| {
         let member = state.members.get(&pid).filter(|member| member.job == *id)?;
-        let hot = member.threads.values().filter(|thread| thread.is_alive() && thread.demand.is_hot);
-        Some(HotProcessMemory { pid, last_cpus: hot.map(|thread| thread.last_cpu).collect(), bytes_by_node })
+        let last_cpus = hot_threads(member).map(|thread| thread.last_cpu).collect();
+        Some(HotProcessMemory { pid, last_cpus, memory })
     });
     let processes: Vec<HotProcessMemory> = processes.collect();
     QueryAnswer::RemoteNumaMemory(find_remote_numa_memory(&state.topology, &processes))

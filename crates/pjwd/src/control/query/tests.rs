@@ -125,7 +125,7 @@ fn the_threads_of_one_process_are_paged() {
 fn only_hot_threads_of_the_job_are_compared_with_the_memory() {
     let (mut state, job) = state(&[2, 1]);
     state.topology = regular_topology(2, 1, 1, 2, 1);
-    let memory = BTreeMap::from([(1, 1 << 30)]);
+    let memory = MemoryByNode::from_all_pages(BTreeMap::from([(1, 1 << 30)]));
     let by_node: BTreeMap<Pid, _> =
         [100_000, 200_000, 999].into_iter().map(|pid| (Pid(pid), memory.clone())).collect();
     let far = |state: &WardenState| match processes_with_remote_numa_memory(state, &job, by_node.clone()) {
@@ -135,8 +135,33 @@ fn only_hot_threads_of_the_job_are_compared_with_the_memory() {
         other => panic!("{other:?}"),
     };
     assert_eq!(far(&state), [], "no thread is hot");
-    let mut threads = state.members[&Pid(100_000)].threads.clone();
-    threads.get_mut(&Tid(100_001)).unwrap().demand.is_hot = true;
-    state.members.replace_threads(Pid(100_000), threads);
+    make_hot(&mut state, 100_000, 1);
     assert_eq!(far(&state), [(Pid(100_000), 1)]);
+}
+
+/// Makes the first threads of a process hot.
+fn make_hot(state: &mut WardenState, pid: u32, count: usize) {
+    let mut threads = state.members[&Pid(pid)].threads.clone();
+    threads.values_mut().take(count).for_each(|thread| thread.demand.is_hot = true);
+    state.members.replace_threads(Pid(pid), threads);
+}
+
+#[test]
+fn the_processes_with_the_most_hot_threads_are_sampled() {
+    let (mut state, job) = state(&[2; 20]);
+    let to_sample = |state: &WardenState| match processes_to_sample(state, &job) {
+        QueryAnswer::MemberProcesses(Some(processes)) => {
+            processes.iter().map(|process| process.id.pid.0 / 100_000).collect::<Vec<_>>()
+        }
+        other => panic!("{other:?}"),
+    };
+    for pid in (3..=20).map(|number| number * 100_000) {
+        make_hot(&mut state, pid, 1);
+    }
+    make_hot(&mut state, 2_000_000, 2);
+    assert_eq!(to_sample(&state), [], "the machine has one NUMA node");
+    state.topology = regular_topology(2, 1, 1, 2, 1);
+    assert_eq!(to_sample(&state), [20].into_iter().chain(3..=17).collect::<Vec<_>>());
+    let no_job = processes_to_sample(&state, &"other".parse().unwrap());
+    assert!(matches!(no_job, QueryAnswer::MemberProcesses(None)));
 }

@@ -1,7 +1,9 @@
 //! Reads the memory of one job: the pages of its processes, or the kernel's counters.
 
 mod blocked;
+mod denied;
 mod map_lock;
+mod node_sample;
 mod progress;
 mod spaces;
 
@@ -10,7 +12,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::unistd::Uid;
 use pjw_core::diagnosis::map_lock::MmapLockWaits;
 use pjw_core::diagnosis::memory::WorkerMemory;
 use pjw_core::ids::{Pid, ProcessId, Tid};
@@ -19,10 +20,12 @@ use pjw_core::time::{Moment, Nanos};
 use pjw_linux::cgroup::{CgroupDir, CgroupMounts, MemoryControllerMount, read_memory_peak};
 use pjw_linux::proc::memory_use::{ProcessMemoryCounters, ProcessMemoryUse};
 use pjw_linux::proc::procfs::ProcDir;
-use pjw_linux::sys::errno::{is_gone, is_permission_denied};
 use pjw_linux::sys::{clock, kcmp::compare_address_spaces};
 
 use self::blocked::find_processes_with_held_mmap_lock;
+pub use self::denied::DeniedProcess;
+use self::denied::{why_blocked, why_unreadable};
+use self::node_sample::{MAX_MAPS_BYTES, sample_nodes};
 pub use self::progress::ReadingProgress;
 pub use self::spaces::JobProcess;
 use self::spaces::{LiveProcess, number_address_spaces};
@@ -46,31 +49,23 @@ pub enum ReadingKind {
     Pages,
     /// A walk over the pages of each process, which also finds the NUMA node of each page.
     PagesByNode,
+    /// A sample of the pages of each process, for an estimate of its memory on each NUMA node. Takes little CPU time.
+    /// The result contains only processes for which the sample has enough pages, and no sums.
+    NodeSample,
 }
 
 impl ReadingKind {
     /// Returns the name of the method in JSON. `rss`: the counters of the processes. `cgroup`: an estimate from the
-    /// counters of the job's cgroup. `smaps`: a walk over the pages of each process.
+    /// counters of the job's cgroup. `smaps`: a walk over the pages of each process. `sample`: a sample of the pages.
     #[must_use]
     pub fn source_name(self) -> &'static str {
         match self {
             Self::Counters => "rss",
             Self::Estimate => "cgroup",
             Self::Pages | Self::PagesByNode => "smaps",
+            Self::NodeSample => "sample",
         }
     }
-}
-
-/// A process of a job whose memory use pjwd could not read, for example because pjwd has no permission. The memory of
-/// the other processes is measured all the same.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeniedProcess {
-    /// The process id.
-    pub pid: Pid,
-    /// The user id of the process.
-    pub uid: u32,
-    /// The reason, in one sentence.
-    pub reason: String,
 }
 
 /// The result of one measurement of a job's memory use: the sums over the processes of the job, the values of each
@@ -175,7 +170,8 @@ const MAX_SMALL_JOB: u64 = 256 << 20;
 
 /// Measures the memory use of a job by the method `kind`. `processes` are the processes of the job. With
 /// [`ReadingKind::Counters`], the function uses the best method that takes little CPU time, which can be a walk over
-/// the pages of a small job. [`JobMemoryReading::kind`] has the method that was used.
+/// the pages of a small job. [`JobMemoryReading::kind`] has the method that was used. With [`ReadingKind::NodeSample`],
+/// the caller should pass few processes.
 ///
 /// Blocks until the result is complete. The methods [`ReadingKind::Pages`] and [`ReadingKind::PagesByNode`] walk over
 /// the pages of each process: a process with 1 TiB of memory takes half a minute of CPU time. A walk over pages calls
@@ -203,7 +199,7 @@ pub fn measure_job_memory(
     let (at, before) = (clock::now(), clock::own_thread_cpu_time());
     let alive: Vec<LiveProcess> =
         processes.iter().filter_map(|process| live_process(&mut proc, *process)).collect();
-    let cgroup = job_cgroup(&mut proc, &alive);
+    let cgroup = (kind != ReadingKind::NodeSample).then(|| job_cgroup(&mut proc, &alive)).flatten();
     let mut reading = JobMemoryReading {
         kind,
         at,
@@ -228,6 +224,7 @@ pub fn measure_job_memory(
         ReadingKind::Pages | ReadingKind::PagesByNode => {
             read_pages(&mut proc, &alive, &mut reading, watches_threads, progress)?;
         }
+        ReadingKind::NodeSample => read_node_sample(&mut proc, &alive, &mut reading, progress)?,
     }
     reading.cost = clock::own_thread_cpu_time().saturating_sub(before);
     reading.ended_at = clock::now().since_boot;
@@ -319,9 +316,35 @@ fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMe
     let page_tables = proc.read_memory_counters(pid)?.page_tables;
     let bytes_by_node = match kind {
         ReadingKind::PagesByNode => proc.read_memory_by_numa_node(pid)?,
-        ReadingKind::Pages | ReadingKind::Estimate | ReadingKind::Counters => BTreeMap::new(),
+        ReadingKind::Pages | ReadingKind::Estimate | ReadingKind::Counters | ReadingKind::NodeSample => {
+            BTreeMap::new()
+        }
     };
     Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: None, bytes_by_node })
+}
+
+/// Estimates the memory of `processes` on each NUMA node from samples of their pages, and adds it to `reading`. Leaves
+/// out a process whose memory map is locked, one that can't be read, and one whose sample says nothing. Fails if nobody
+/// waits for the reading any more.
+fn read_node_sample(
+    proc: &mut ProcDir,
+    processes: &[LiveProcess],
+    reading: &mut JobMemoryReading,
+    progress: &dyn ReadingProgress,
+) -> Result<(), ReadingError> {
+    let spaces: Vec<Option<u32>> = processes.iter().map(|process| process.group).collect();
+    let blocked = find_processes_with_held_mmap_lock(proc, processes, &spaces, progress);
+    let max_maps_bytes = MAX_MAPS_BYTES / (processes.len() as u64).max(1);
+    for process in processes.iter().filter(|process| !blocked.contains(&process.id.pid)) {
+        if !progress.is_wanted() {
+            return Err(ReadingError::Abandoned);
+        }
+        progress.begin_process(process.id.pid);
+        let sampled = sample_nodes(proc, process, max_maps_bytes, reading.at.since_boot.0);
+        // Another process may have got the pid meanwhile.
+        reading.processes.extend(sampled.filter(|_| is_alive(proc, process.id)));
+    }
+    Ok(())
 }
 
 /// Measures the memory of `processes` by a method that takes little CPU time. Adds the memory to `reading`, and sets
@@ -432,33 +455,6 @@ fn record_unread_process(
         }
         None => reading.ended_processes += 1,
     }
-}
-
-/// Returns the reason why the memory of a process of the user `uid` can't be read. `errno` is the error of the kernel.
-fn why_unreadable(errno: Errno, uid: u32) -> String {
-    let own = Uid::effective().as_raw();
-    if is_gone(errno) {
-        "the kernel has no such file for it: /proc/PID/smaps_rollup needs Linux 4.14, numa_maps needs CONFIG_NUMA".to_owned()
-    } else if is_permission_denied(errno) && uid != own {
-        format!(
-            "it belongs to user {uid}, and pjwd runs as user {own} without CAP_SYS_PTRACE: have root's pjwd read it"
-        )
-    } else if is_permission_denied(errno) {
-        format!(
-            "it forbids to be read (PR_SET_DUMPABLE of prctl(2)), it changed its user, or it has more capabilities than \
-             pjwd, which runs as user {own} without CAP_SYS_PTRACE: have root's pjwd read it"
-        )
-    } else {
-        format!("its memory can't be read: {}", errno.desc())
-    }
-}
-
-/// The reason why a process is left out, because an earlier reading waits for the lock of the memory of a process.
-fn why_blocked(pid: Pid) -> String {
-    format!(
-        "its memory is, or may be, locked: an earlier reading still waits for a process of the job. As root: \
-         cat /proc/{pid}/task/*/stack says what this one waits for"
-    )
 }
 
 /// Returns the deepest memory cgroup that contains all `processes` of the job. The result also says whether it is the

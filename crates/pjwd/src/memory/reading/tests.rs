@@ -3,7 +3,9 @@
 use std::process::{Child, Command};
 use std::sync::{Arc, Weak};
 
+use nix::unistd::Uid;
 use pjw_core::ids::StartTime;
+use pjw_linux::proc::page_nodes::page_nodes;
 
 use super::*;
 
@@ -79,6 +81,24 @@ fn a_reading_without_a_request_has_the_kind_that_the_job_allows() {
         ReadingKind::Estimate => assert!(reading.peak.is_some()),
         kind => assert_eq!((kind, reading.sum.pss, reading.workers), (ReadingKind::Counters, 0, None)),
     }
+    assert!(large.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_sample_estimates_the_memory_on_each_node_and_leaves_out_processes_with_little_memory() {
+    let (sleeper, own) = (Sleeper::start(), process_id(std::process::id()));
+    if let Err(Errno::ENOSYS | Errno::EPERM) = page_nodes(own.pid, &[0]) {
+        println!("skipped: this kernel has no move_pages, or it is forbidden here, as in a container");
+        return;
+    }
+    let large = vec![7_u8; 100 << 20];
+    let reading = read(&[own, sleeper.id()], ReadingKind::NodeSample).unwrap();
+    let [sampled] = &reading.processes[..] else { panic!("{:?}", reading.processes) };
+    let estimated: u64 = sampled.bytes_by_node.values().sum();
+    assert!(sampled.pid == own.pid && estimated > 50 << 20, "{sampled:?}");
+    assert_eq!((reading.sum.rss, reading.denied.len(), reading.ended_processes), (0, 0, 0));
+    let reused = ProcessId { start: StartTime(own.start.0 + 1), ..own };
+    assert_eq!(read(&[reused], ReadingKind::NodeSample).unwrap().processes, []);
     assert!(large.iter().all(|byte| *byte == 7));
 }
 
