@@ -273,7 +273,7 @@ fn a_restart_keeps_pins_bindings_and_requested_masks() {
         m.run(&[11]);
         m.settle();
     }
-    let masks = |m: &crate::machine::Machine| [10, 11, 12].map(|tid| m.effective_mask(10, tid));
+    let masks = |m: &Machine| [10, 11, 12].map(|tid| m.effective_mask(10, tid));
     let before = masks(&m);
     let records = m.state.records();
     let topology = m.state.topology.clone();
@@ -320,9 +320,7 @@ fn ranks_bound_to_one_pu_are_separated_while_other_pus_are_idle() {
         m.bind(pid, tid, "0");
     }
     m.settle();
-    let masks = |m: &crate::machine::Machine| {
-        [m.effective_mask(10, 10), m.effective_mask(11, 11), m.effective_mask(12, 12)]
-    };
+    let masks = |m: &Machine| [m.effective_mask(10, 10), m.effective_mask(11, 11), m.effective_mask(12, 12)];
     assert_eq!(masks(&m), ["0", "0", "0"], "idle threads disturb no thread");
     for _ in 0..4 {
         m.run(&[10, 11]);

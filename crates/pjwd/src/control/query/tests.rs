@@ -159,7 +159,7 @@ fn the_processes_with_the_most_hot_threads_are_sampled() {
         make_hot(&mut state, pid, 1);
     }
     make_hot(&mut state, 2_000_000, 2);
-    assert_eq!(to_sample(&state), [], "the machine has one NUMA node");
+    assert_eq!(to_sample(&state), Vec::<u32>::new(), "the machine has one NUMA node");
     state.topology = regular_topology(2, 1, 1, 2, 1);
     assert_eq!(to_sample(&state), [20].into_iter().chain(3..=17).collect::<Vec<_>>());
     let no_job = processes_to_sample(&state, &"other".parse().unwrap());
