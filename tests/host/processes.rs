@@ -118,12 +118,17 @@ pub fn processes_with_variable(variable: &str) -> Vec<u32> {
 /// process has its new environment. Otherwise a list of processes could lack a process that exists all the time.
 pub fn has_variable(pid: u32, variable: &str) -> bool {
     let begun = Instant::now();
+    let mut is_last_reading = false;
     loop {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        if !environment.is_empty() || !is_executing(pid) || begun.elapsed() > LONGEST_EXEC {
+        if !environment.is_empty() || is_last_reading || begun.elapsed() > LONGEST_EXEC {
             return environment.split(|byte| *byte == 0).any(|known| known == variable.as_bytes());
         }
-        std::thread::sleep(Duration::from_millis(1));
+        // The process may have been in execve(2) during the reading and not any more now. So it is read once more.
+        is_last_reading = !is_executing(pid);
+        if !is_last_reading {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
