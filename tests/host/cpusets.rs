@@ -72,6 +72,12 @@ fn enforcement(daemon: &Daemon, job: &str) -> String {
     daemon.job(job).unwrap().enforcement
 }
 
+/// Checks that a cpuset keeps the job that the daemon has just made or changed.
+#[track_caller]
+fn check_kept_by_cpuset(daemon: &Daemon, job: &str) {
+    daemon.check_after_reply(&"cpuset".to_owned(), || enforcement(daemon, job));
+}
+
 /// Returns the texts of the warnings about a job with the code `code`.
 fn warning_texts(daemon: &Daemon, code: &str, job: &str) -> Vec<String> {
     let id = daemon.job_id(job);
@@ -102,6 +108,6 @@ fn a_mount_point_whose_name_is_not_utf8_hides_no_cgroups() {
     assert!(mounts.contains(&0xe4), "the mount point is not in the list");
     let shell = Shell::start();
     daemon.assign("a", 1, &[shell.pid()]).unwrap();
-    assert_eq!(enforcement(&daemon, "a"), "cpuset");
+    check_kept_by_cpuset(&daemon, "a");
     drop(shell);
 }

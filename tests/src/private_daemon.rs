@@ -1,6 +1,7 @@
 //! A private `pjwd`: its configuration, socket, state and log are in a temporary directory. It runs beside the
 //! machine's own daemon. The host tests and the benches use it.
 
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -16,12 +17,16 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::waiting::wait_until;
+
 /// The longest time from the start of a daemon to its first answer. While many processes are forked, the kernel can
 /// take half a minute to write to a cgroup or to end the daemon before (`synchronize_rcu` waits for a grace period of
 /// RCU).
 const START_TIMEOUT: Duration = Duration::from_secs(150);
 /// The time between two checks while a function waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// What the daemon logs if it replies before a change of a cpuset is made, because the change takes too long.
+const DELAYED_CPUSET_CHANGE: &str = "a change of its cpuset was not complete at the end of the cycle";
 /// The number of the last lines of the log that the message of an error contains.
 const LOG_LINES: usize = 10;
 
@@ -216,6 +221,32 @@ impl PrivateDaemon {
     pub fn call<T: DeserializeOwned>(&self, method: &str, parameters: &Value) -> Result<T, ClientError> {
         let client = Client::connect(&self.socket());
         client.map_err(|fault| ClientError::Io(io::Error::other(fault)))?.call(method, parameters)
+    }
+
+    /// Checks that `read` returns `expected` now, after a reply of the daemon. Only if the daemon has logged that a
+    /// change of a cpuset is delayed, waits until `read` returns `expected`: the daemon makes such a change after its
+    /// reply. Before the kernel moves a process to another cgroup, it lets all forks in progress on the machine end. On
+    /// a busy machine with two cores, that took more than the daemon waits (100 ms) for 2 of 6000 changes.
+    ///
+    /// # Panics
+    /// If `read` returns another value.
+    #[track_caller]
+    pub fn check_after_reply<T: PartialEq + Debug>(&self, expected: &T, mut read: impl FnMut() -> T) {
+        let found = read();
+        if found == *expected {
+            return;
+        }
+        let log = self.log();
+        assert!(self.delayed_cpuset_changes() > 0, "{found:?} instead of {expected:?}; the log:\n{log}");
+        let what = format!("the delayed change of a cpuset is made, and the state is {expected:?}");
+        wait_until(&what, || read() == *expected);
+    }
+
+    /// Returns how many times the daemon has logged that a change of a cpuset is delayed
+    /// ([`PrivateDaemon::check_after_reply`]).
+    #[must_use]
+    pub fn delayed_cpuset_changes(&self) -> usize {
+        self.log().matches(DELAYED_CPUSET_CHANGE).count()
     }
 
     /// Sends the daemon a signal.

@@ -7,7 +7,7 @@ use pjw_tests::daemon::Daemon;
 use pjw_tests::waiting::wait_until;
 
 use super::undone::MachineState;
-use super::{cgroup_of_job, history, prepare_daemon, start_daemon, warning_texts};
+use super::{cgroup_of_job, check_kept_by_cpuset, history, prepare_daemon, start_daemon, warning_texts};
 use crate::processes::{KillOnDrop, Shell, core_count, mask};
 
 /// A shell with a child that is in a job's cpuset, and the daemon that made the cpuset.
@@ -29,6 +29,7 @@ fn lost_job() -> Option<Lost> {
     daemon.spawn();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap().to_string();
     let cgroup = cgroup_of_job(&daemon, "a");
+    check_kept_by_cpuset(&daemon, "a");
     let child = shell.background("sleep 1000");
     daemon.lose_state();
     Some(Lost { daemon, child, shell, before, cpus, cgroup, _end: KillOnDrop(child) })
@@ -87,6 +88,7 @@ fn a_mask_that_no_record_explains_is_named_with_the_command_that_widens_it() {
     let Some(mut daemon) = start_daemon("") else { return };
     let shell = Shell::start();
     let cpus = daemon.assign("a", 2, &[shell.pid()]).unwrap();
+    check_kept_by_cpuset(&daemon, "a");
     affinity::set_mask(Tid(shell.pid()), &cpus.first().unwrap().into()).unwrap();
     daemon.lose_state();
     let done = daemon.release_all_command().output().unwrap();
