@@ -155,6 +155,7 @@ fn the_event_about_a_mask_that_no_program_of_the_job_requested_names_only_the_cp
 #[test]
 fn a_thousand_masks_that_are_replaced_in_one_cycle_are_one_event() {
     let mut m = machine();
+    m.world().pid_max = 10_000;
     m.spawn(10, 1, 0);
     for tid in 1000..2000 {
         m.clone_thread(10, tid);
