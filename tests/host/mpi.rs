@@ -19,6 +19,9 @@ use crate::processes::{
     KillOnDrop, Shell, core_count, has_cpusets, has_own_core_each, has_two_cores, is_installed, mask, masks,
 };
 
+/// A script that waits until the file `$0` exists, and then executes its arguments.
+const WHEN_FILE_EXISTS: &str = "until [ -e \"$0\" ]; do sleep 0.05; done; exec \"$@\"";
+
 /// How long the rank must compute on its cores, in ticks of 10 ms: ten scans of the daemon.
 const MIN_RUN_TICKS: u64 = 50;
 
@@ -139,13 +142,21 @@ fn check_rank_leaves_its_mask(mpi: &MpiLauncher, temporary_dir: &Path) {
 
 /// Starts `mpirun` by `pjwctl run` on the second core. Returns the run, the process id of the rank, and the CPUs of
 /// the job.
-fn launch_in_job(mpi: &MpiLauncher, daemon: &Daemon) -> (MpiRun, u32, CpuSet) {
+///
+/// `mpirun` begins when the status says that `enforcement` keeps the job there. On a busy machine, the kernel moves the
+/// process into the cpuset of its job after the command has begun. Until then only a mask keeps it there, which MPI
+/// leaves.
+fn launch_in_job(mpi: &MpiLauncher, daemon: &Daemon, enforcement: &str) -> (MpiRun, u32, CpuSet) {
     let (_, second) = first_and_second();
-    let file = daemon.dir().join("kept");
+    let (file, may_begin) = (daemon.dir().join("kept"), daemon.dir().join("may_begin"));
     let (id, list) = (daemon.job_id("mpi"), second.to_string());
     let mut command = daemon.pjwctl_command(&["run", "--job", &id, "--cpus", &list, "--"]);
-    command.args(mpi.command_words(&file));
+    command.args(["sh", "-c", WHEN_FILE_EXISTS]).arg(&may_begin).args(mpi.command_words(&file));
     let mut run = MpiRun::new(command, daemon.dir());
+    wait_until("the process of mpirun is kept on the core of its job", || {
+        daemon.job("mpi").is_some_and(|job| job.processes > 0 && job.enforcement == enforcement)
+    });
+    std::fs::write(&may_begin, "").unwrap();
     let rank = read_rank_pid(&file, &mut run);
     let cpus: CpuSet = daemon.job("mpi").unwrap().cpus.parse().unwrap();
     assert_eq!(cpus, second);
@@ -184,7 +195,7 @@ fn check_stays_inside(
 /// Checks that, with enforcement by masks, the rank and all members of its job run on the job's core after a cycle,
 /// and stay there.
 fn check_is_confined_again(mpi: &MpiLauncher, is_known: bool, daemon: &Daemon) {
-    let (run, rank, cpus) = launch_in_job(mpi, daemon);
+    let (run, rank, cpus) = launch_in_job(mpi, daemon, "affinity");
     let _end = KillOnDrop(rank);
     wait_until("the rank is on the job's core", || is_on(rank, &cpus));
     let history = check_stays_inside(mpi, daemon, (run.0.id(), rank), &cpus);
@@ -199,7 +210,7 @@ fn check_is_confined_again(mpi: &MpiLauncher, is_known: bool, daemon: &Daemon) {
 
 /// Checks that, in a cpuset, the rank is on the job's core from the start, whatever mask it sets.
 fn check_is_never_outside(mpi: &MpiLauncher, daemon: &Daemon) {
-    let (run, rank, cpus) = launch_in_job(mpi, daemon);
+    let (run, rank, cpus) = launch_in_job(mpi, daemon, "cpuset");
     let _end = KillOnDrop(rank);
     let now = (mask(rank), stat(rank).unwrap());
     assert!(is_on(rank, &cpus), "{}: {now:?} is outside {cpus}", mpi.mpirun);
