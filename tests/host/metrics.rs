@@ -121,7 +121,10 @@ fn the_wait_for_a_core_is_measured() {
 
 #[test]
 fn a_reload_opens_and_closes_listeners_and_a_bad_configuration_changes_nothing() {
-    let (first, second) = (free_address(), free_address());
+    // Both are in use at the same time, so that they differ.
+    let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    let [first, second] = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
+    drop(listeners);
     let daemon = Daemon::start(&format!("[metrics]\nlisten = [\"{first}\"]\n"));
     wait_until("the daemon listens at the first address", || scrape(first).is_some());
     let reload = || daemon.call::<serde_json::Value>("Reload", &serde_json::json!({}));
