@@ -5,12 +5,12 @@
 # Usage: framework/bare.sh CASE.sh...        runs these cases; exit code 1 if any line is not ok
 #        framework/bare.sh --shell           a shell in the machine
 # Environment: PROGRAMS, the directory of pjwd and pjwctl [target/release]; VM, the directory of the machine
-# [target/vm]; DEADLINE, the seconds for all cases [900]; KERNEL, see kernel.sh.
+# [target/vm]; DEADLINE, the seconds for all cases [1800]; KERNEL, see kernel.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 programs=${PROGRAMS:-${CARGO_TARGET_DIR:-target}/release}
 vm=${VM:-target/vm}
-deadline=${DEADLINE:-900}
+deadline=${DEADLINE:-1800}
 silence=120
 framework=tests/vm/framework
 results=$vm/results/bare${KERNEL:+-$KERNEL}

@@ -37,7 +37,7 @@ BOOT_DEADLINE = 240
 RESUME_DEADLINE = 30
 # A case keeps one CPU of the host busy for most of its time.
 MACHINES = int(os.environ.get("MACHINES", "2"))
-CASE_DEADLINE = 240
+CASE_DEADLINE = 480
 # The seconds in which a check `eventually` has to pass, in a case that runs alone.
 EVENTUALLY = 90
 # The seconds without a line of a case after which its kernel counts as stopped. SILENCE applies if the kernel has reported that its

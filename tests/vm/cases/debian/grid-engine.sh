@@ -1,6 +1,6 @@
 # Grid Engine with the hooks of the package. A job has its cores before its first instruction, gets them in variables, and frees
 # them at its end. If pjwd does not answer, jobs run and the queue stays open. Without hooks, pjwd finds the jobs.
-# deadline: 360
+# deadline: 720
 . /cases/functions
 
 hooks=/usr/share/pjw/hooks/sge

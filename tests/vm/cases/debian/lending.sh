@@ -1,7 +1,7 @@
 # Lent cores under systemd and cgroup v2. The configuration provisions cores for a unit. A besteffort job borrows those that the unit
 # leaves idle, at idle priority, and loses them when the unit computes. A borrower of a plain user gets the revocation signal. A
 # frozen borrower runs again after pjwd was killed. A release undoes everything.
-# deadline: 480
+# deadline: 960
 # alone
 . /cases/functions
 

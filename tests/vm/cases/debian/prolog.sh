@@ -1,6 +1,6 @@
 # The hooks for Slurm as they are shipped. A job has its cores before its first instruction, gets them in variables, and frees them at
 # its end. With --strict, the prolog fails if pjwd cannot give the job its cores, and Slurm drains the node.
-# deadline: 300
+# deadline: 600
 . /cases/functions
 
 hooks=/usr/share/pjw/hooks/slurm

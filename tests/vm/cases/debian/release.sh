@@ -1,7 +1,7 @@
 # Jobs of all kinds are confined and released. After `pjwctl release --all` a dump of the node is the same as before. It is the same,
 # too, after the package was removed while jobs were confined.
 # without pjw
-# deadline: 420
+# deadline: 840
 . /cases/functions
 
 job_has_processes() { pgrep -u alice -f '^sleep 1001' && pgrep -u alice -f '^sleep 1002' && [ "$(pgrep -cu bob -x sleep)" -ge 5 ]; } >/dev/null

@@ -2,7 +2,7 @@
 # and the cpusets of the jobs repeatedly. Meanwhile systemd reloads, slurmd and pjwd are restarted, pjwd is killed, and the package is
 # upgraded.
 # without pjw
-# deadline: 600
+# deadline: 1200
 # alone
 . /cases/functions
 

@@ -1,6 +1,6 @@
 # Jobs with known faults, and a job without one. Their reports have the right verdicts and advice. A job is judged if its use of CPUs
 # was measured for 10 s, and a serial part counts from 10 s on.
-# deadline: 420
+# deadline: 840
 # alone
 . /cases/functions
 
