@@ -63,6 +63,7 @@ try() {
     eventually "$situation: the node is idle again" is_idle
 }
 
+without_watchdog
 start_pjw
 wrap_hook prolog
 wrap_hook epilog

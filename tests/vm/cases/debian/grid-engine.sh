@@ -28,7 +28,10 @@ is_gone() { [ -z "$(grid_state "$1")" ]; }
 # Whether the job waits in the queue after its strict prolog ran. It waits there before, too.
 is_requeued() { [ -e /tmp/strict-prolog-ran ] && [[ $(grid_state "$1") == *[Rq]* ]] && [ ! -e "/tmp/report.$1.undefined" ]; }
 
+without_watchdog
 start_pjw
+cp -r "$hooks" /tmp/shipped
+check "the hooks have more time for this machine" give_hooks_time "$hooks"
 start_grid_engine "${hooked[@]}"
 a=$(qsubmit alice -pe smp 4 <<<"$write_report; $processes")
 b=$(qsubmit bob -pe smp 4 -S /bin/bash -v OMP_NUM_THREADS=3 <<<"$write_report; $processes")
@@ -79,7 +82,8 @@ check "the other task of the array is still on its cores" grid_job_is_confined "
 qdel "$many" "$one" >&2
 eventually "all cores are free after the array" is_free 0-15
 
-# pjwd is stopped by SIGSTOP. After that, pjwd is not running.
+# pjwd is stopped by SIGSTOP. After that, pjwd is not running. The hooks have the time limit with which they are shipped.
+cp --remove-destination /tmp/shipped/*.sh "$hooks/"
 daemon=$(main_pid)
 kill -STOP "$daemon"
 during_stop=$(qsubmit alice -pe smp 2 <<<"$write_report; sleep 1000")
@@ -96,6 +100,7 @@ eventually "this job ends" is_gone "$without_daemon"
 check "the queue is open while no pjwd runs" is_open
 
 # With --strict, the job goes back into the queue and waits there.
+check "the hooks have more time again" give_hooks_time "$hooks"
 sed -e '1a : >/tmp/strict-prolog-ran' -e 's/" hook /&--strict /' "$hooks/prolog.sh" >/usr/local/bin/strict-prolog
 chmod 755 /usr/local/bin/strict-prolog
 change_queue "prolog root@/usr/local/bin/strict-prolog \$job_owner" "${hooked[@]:1}"

@@ -1,5 +1,5 @@
-# The hooks for Slurm as they are shipped. A job has its cores before its first instruction, gets them in variables, and frees them at
-# its end. With --strict, the prolog fails if pjwd cannot give the job its cores, and Slurm drains the node.
+# The hooks for Slurm as they are shipped, except for their time limit. A job has its cores before its first instruction, gets them in
+# variables, and frees them at its end. With --strict, the prolog fails if pjwd cannot give the job its cores, and Slurm drains the node.
 # deadline: 600
 . /cases/functions
 
@@ -17,6 +17,7 @@ both_have_reports() { [ -s "/tmp/$1.0.0.report" ] && [ -s "/tmp/$1.1.0.report" ]
 is_drained() { sinfo -h -o %T | grep -q drain; }
 
 start_pjw
+check "the hooks have more time for this machine" give_hooks_time "$hooks"
 slurm_mode constrain-no "Prolog=$hooks/prolog.sh" "Epilog=$hooks/epilog.sh" "TaskProlog=$hooks/task-prolog.sh" \
     PrologFlags=Contain
 a=$(submit alice -n2 -c2 <<<"$script")
@@ -68,8 +69,8 @@ eventually "the cores of the allocation are free after its end" is_free 0-15
 check "the node was never drained" never_drained
 
 # --strict is added as the comment in the hook says. Then another job gets all cores.
-sed -i 's/ hook slurm-prolog$/& --strict/' "$hooks/prolog.sh"
-check "the prolog has the option --strict" grep -q -- --strict$ "$hooks/prolog.sh"
+sed -i 's/ hook slurm-prolog/& --strict/' "$hooks/prolog.sh"
+check "the prolog has the option --strict" grep -q ' hook slurm-prolog --strict ' "$hooks/prolog.sh"
 pjwctl assign everything --cores 8 >&2
 job=$(sbatch_sleep bob -n2)
 eventually "a strict prolog that is refused drains the node" is_drained

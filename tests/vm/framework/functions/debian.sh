@@ -35,6 +35,21 @@ start_pjw() {
     eventually "the daemon answers" answers || exit 1
 }
 
+# without_watchdog: systemd no longer ends a pjwd that has not answered for 30 s. For cases that stop pjwd by SIGSTOP. It is called
+# before start_pjw.
+without_watchdog() {
+    mkdir -p /etc/systemd/system/pjwd.service.d
+    printf '[Service]\nWatchdogSec=0\n' >/etc/systemd/system/pjwd.service.d/without-watchdog.conf
+    systemctl daemon-reload
+}
+
+# give_hooks_time DIRECTORY: the hooks of pjw in the directory wait for pjwd for 30 s instead of 1.2 s. After this time the job goes on
+# without its cores and variables, and the emulated machine may stand still for longer than 1.2 s. Fails if a hook is not changed.
+give_hooks_time() {
+    sed -i 's/" hook [a-z-]*/& --timeout 30/' "$1"/*.sh
+    ! grep -L -- ' --timeout 30' "$1"/*.sh | grep .
+}
+
 main_pid() { systemctl show -P MainPID "${1:-pjwd.service}"; }
 property() { systemctl show -P "$2" "$1"; }
 
