@@ -124,9 +124,11 @@ never_drained() {
 # slurm_mode constrain-no|constrain-yes|linuxproc [LINE]...: restarts Slurm with this configuration. The LINEs are added to
 # slurm.conf. The machine begins with constrain-no.
 slurm_mode() {
+    local was
+    was=$(slurmd_start)
     slurm-mode "$@" || exit 1
     systemctl restart slurmctld slurmd
-    eventually "Slurm is idle in the mode $*" is_idle || exit 1
+    eventually "Slurm is idle in the mode $*" is_idle_again "$was" || exit 1
 }
 
 # submit USER ARGUMENT...: runs sbatch with the job's commands from standard input. Prints the number of the job.
@@ -145,14 +147,17 @@ sbatch_busy() {
     echo "for i in \$(seq $threads); do (while :; do :; done) & done; wait" | submit "$user" "$@"
 }
 
-# slurmd_start: prints when slurmd started, as slurmctld knows it. slurmd_is_back TIME: whether a later slurmd than that one has
-# registered, and the node has a running job and free CPUs.
+# slurmd_start: prints when slurmd started, as slurmctld knows it. A restarted slurmctld does not know it before slurmd has registered,
+# but shows the state that the node had before. slurmd_has_restarted TIME: whether a later slurmd than that one has registered.
 slurmd_start() { scontrol show node -o | sed -n 's/.*SlurmdStartTime=\([^ ]*\).*/\1/p'; }
-slurmd_is_back() {
+slurmd_has_restarted() {
     local start
     start=$(slurmd_start)
-    [ -n "$start" ] && [ "$start" != "$1" ] && [ "$(sinfo -h -o %T)" = mixed ]
+    case $start in '' | None | Unknown | "$1") return 1 ;; esac
 }
+# slurmd_is_back TIME, is_idle_again TIME: whether it has, and the node has a running job and free CPUs, or no job.
+slurmd_is_back() { slurmd_has_restarted "$1" && [ "$(sinfo -h -o %T)" = mixed ]; }
+is_idle_again() { slurmd_has_restarted "$1" && is_idle; }
 
 job_state() { scontrol show job "$1" -o | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p' | head -n 1; }
 is_state() { [ "$(job_state "$1")" = "$2" ]; }
