@@ -19,11 +19,14 @@ event_names_a_stray() {
     return 1
 }
 has_warning() { pjwctl status --json | tr -d '\n' | grep -o '"warnings":.*' | grep '"code": *"stray"' | grep -q "$1"; }
+has_no_stray() { local status; status=$(pjwctl status --json) && ! grep -q '"code": *"stray"' <<<"$status"; }
 
 start_pjw 'adopt_strays = true' 'interval = "500ms"' 'rescan_interval = "2s"'
 one=$(sbatch_sleep alice -n1 -c4) two=$(sbatch_sleep alice -n1 -c4) other=$(sbatch_sleep bob -n1 -c2)
 for job in $one $two $other; do eventually "job $job holds cores" holds "slurm:$job"; done
 linger alice
+# There is an event when a user has strays and had none before. So those that last begin when no short command of alice is a stray.
+eventually "no process is a stray before the strays start" has_no_stray
 grants=$(cpus "slurm:$one"),$(cpus "slurm:$two"),$(cpus "slurm:$other")
 as alice ssh alice@node1 'sleep 6004 >/dev/null 2>&1 </dev/null & taskset -c 15 sleep 6005 >/dev/null 2>&1 </dev/null &'
 user_run alice sleep 6006

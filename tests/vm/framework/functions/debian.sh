@@ -66,8 +66,11 @@ as() {
 # linger USER: starts a systemd instance of the user, as a login does. user_run USER COMMAND... is `systemd-run --user`.
 linger() {
     loginctl enable-linger "$1"
-    eventually "the systemd instance of $1 runs" test -S "/run/user/$(id -u "$1")/systemd/private"
+    eventually "the systemd instance of $1 runs" has_instance "$(id -u "$1")"
 }
+# has_instance UID: whether the systemd instance of the user has started its basic units. Its own socket is there before the one of
+# D-Bus, which `systemd-run --wait` needs.
+has_instance() { systemctl is-active --quiet "user@$1.service" && [ -S "/run/user/$1/bus" ]; }
 user_run() {
     local user=$1
     shift
