@@ -92,19 +92,26 @@ run_cron_now() {
 
 # --- run time ------------------------------------------------------------------------------------------------------
 
-# sched_times PID...: prints how many milliseconds these processes ran, and how many they waited for a CPU. It starts no program,
-# because that takes seconds while the CPUs compute.
+# sched_times PID...: prints how many milliseconds these processes ran, how many they waited for a CPU, and the sum of the times since
+# the boot at which each of them was read. It starts no program, because that takes seconds while the CPUs compute.
 sched_times() {
-    local pid ran waited all_ran=0 all_waited=0
+    local pid ran waited up all_ran=0 all_waited=0 all_up=0
     for pid in "$@"; do
         read -r ran waited _ <"/proc/$pid/schedstat" || continue
-        all_ran=$((all_ran + ran)) all_waited=$((all_waited + waited))
+        read -r up _ </proc/uptime
+        all_ran=$((all_ran + ran)) all_waited=$((all_waited + waited)) all_up=$((all_up + 10#${up/./}))
     done
-    echo "$((all_ran / 1000000)) $((all_waited / 1000000))"
+    echo "$((all_ran / 1000000)) $((all_waited / 1000000)) $((all_up * 10))"
 }
-# sched_difference BEFORE AFTER: compares two outputs of sched_times. Prints the milliseconds of run time between them, and
-# the wait time in permille of run time and wait time.
-sched_difference() { echo "$1 $2" | awk '{ ran = $3 - $1; waited = $4 - $2; printf "%d %d\n", ran, 1000 * waited / (ran + waited + 1) }'; }
+# sched_difference BEFORE AFTER: compares two outputs of sched_times. Prints the milliseconds of run time between them, the wait time
+# in permille of run time and wait time, and the mean share of a CPU that a process got, in permille. Each process has a time of its
+# own for this share, because the shell may stand still between two processes.
+sched_difference() {
+    echo "$1 $2" | awk '{
+        ran = $4 - $1; waited = $5 - $2; passed = $6 - $3
+        printf "%d %d %d\n", ran, 1000 * waited / (ran + waited + 1), 1000 * ran / (passed + 1)
+    }'
+}
 
 # is_in_state STATE PID: whether the process is in the state, such as R (runs, or waits for a CPU) or T (is stopped). It starts no
 # program either.
