@@ -4,7 +4,7 @@
 
 # A parent with 120 MiB forks three workers with 8 MiB of their own each. When /tmp/go exists, each worker writes to 80 MiB of the memory
 # that it shares with its parent, and so gets a copy. The workers end when all have written: all processes together have 384 MiB then. The
-# parent ends a second later.
+# parent ends when /tmp/end exists.
 cat >/tmp/farm.py <<'END'
 import glob, os, time
 def make(mebibytes):
@@ -31,7 +31,8 @@ while len(glob.glob("/tmp/wrote.*")) < 3:
 if not is_worker:
     for _ in range(3):
         os.wait()
-    time.sleep(1)
+    while not os.path.exists("/tmp/end"):
+        time.sleep(0.1)
 END
 workers_are_ready() { [ "$(ls /tmp/ready.* 2>/dev/null | wc -l)" = 3 ]; }
 # json_value FILE KEY...: prints a value of a JSON file.
@@ -39,7 +40,7 @@ json_value() { python3 -c 'import json, sys
 value = json.load(open(sys.argv[1]))
 for key in sys.argv[2:]: value = value[key]
 print(value)' "$@"; }
-has_four_processes() { [ "$(field manual:farm processes)" = 4 ]; }
+has_processes() { [ "$(field manual:farm processes)" = "$1" ]; }
 read_memory() { pjwctl show manual:farm --json "$@" >/tmp/memory; }
 has_report() { pjwctl report manual:farm --json >/tmp/report; }
 # is_at_least A B: whether both are numbers and A >= B.
@@ -53,7 +54,7 @@ pjwctl run --cores 2 --job farm -- sh -c 'until [ -e /tmp/begin ]; do sleep 0.1;
 eventually "the job is confined by a cpuset before it allocates memory" is_by_cpuset manual:farm
 touch /tmp/begin
 eventually "the workers have allocated their memory" workers_are_ready
-eventually "pjwd knows all processes of the job" has_four_processes
+eventually "pjwd knows all processes of the job" has_processes 4
 check "pjwctl show --memory succeeds" read_memory --memory
 check "the source of the reading is the processes' smaps" [ "$(json_value /tmp/memory memory source)" = smaps ]
 check "the job has four address spaces" [ "$(json_value /tmp/memory memory address_spaces)" = 4 ]
@@ -67,7 +68,10 @@ peak=$(json_value /tmp/memory memory peak)
 check "the estimate has the peak of memory" is_at_least "$peak" $((120 << 20))
 check "the peak is less than what the workers write at their end" is_at_least $((300 << 20)) "$peak"
 
+# pjwd reads the peak when it notices that a worker has ended. The cgroup, which has the peak, ends with the last process.
 touch /tmp/go
+eventually "pjwd knows that the workers have ended" has_processes 1
+touch /tmp/end
 eventually "the ended job has a report" has_report
 check "the report has the peak of memory" is_at_least "$(json_value /tmp/report memory_peak)" $((120 << 20))
 check "the peak in the report has what all workers wrote at their end" is_at_least "$(json_value /tmp/report memory_peak)" $((360 << 20))
