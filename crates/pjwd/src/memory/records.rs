@@ -415,7 +415,7 @@ mod tests {
         let mut records = MemoryRecords::default();
         records.set_remote_numa_memory(&job(), "12:00", vec![remote.clone()]);
         records.add(&job(), "12:00", reading(1, GIB, GIB));
-        assert_eq!(records.remote_numa_memory(&job()), [remote.clone()]);
+        assert_eq!(records.remote_numa_memory(&job()), std::slice::from_ref(&remote));
         records.set_remote_numa_memory(&job(), "12:00", Vec::new());
         assert_eq!(records.remote_numa_memory(&job()), []);
         records.set_remote_numa_memory(&job(), "12:00", vec![remote]);
