@@ -6,7 +6,8 @@ use crate::machine::{Topology, TopologyDomain, TopologyLevel};
 
 /// A process is reported if at least this share of its memory is remote NUMA memory, in permille.
 const MIN_REMOTE_PERMILLE: u128 = 750;
-/// The same share by a sample of the memory. It is larger, because the standard error of a sample is some 4 % of it.
+/// The same share by a sample of the memory. It is larger, because a sample has a standard error: 4 percentage points
+/// with 128 pages, and 7 with 32.
 const MIN_REMOTE_PERMILLE_OF_SAMPLE: u128 = 800;
 /// A process with less remote NUMA memory than this, in bytes, is not reported: such memory fits into caches, so that
 /// its place matters little.

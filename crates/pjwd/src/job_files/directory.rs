@@ -345,7 +345,7 @@ pub fn remove_files_of_all_jobs(state_dir: &Path) {
 
 /// Removes a file, a link, or the directory of a job with its files. For a directory, also writes into the memory of
 /// the file `coremap` that its content is outdated, and wakes the waiting programs. What can't be removed stays. A
-/// directory also stays if pjwd has no free file descriptor. Only then returns false.
+/// directory also stays if pjwd has no free file descriptor. The function returns false only for this reason.
 fn remove(path: &Path) -> bool {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return true };
     if !metadata.is_dir() {

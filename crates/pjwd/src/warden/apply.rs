@@ -22,7 +22,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// makes the decided changes. Adds the results to `report`. Returns the next scan if there is more to do.
     ///
     /// `rollback_state` is the state before the decision. If the records can't be written, the function decides again
-    /// from that state. If it is `None`, only changes that need no record are made then.
+    /// from that state. If it is `None`, at most the changes that need no record are made then: none at all, unless the
+    /// `commands` only release jobs, or a cycle without commands only puts back what was changed.
     pub(super) fn carry_out(
         &mut self,
         decision: Decision,

@@ -17,9 +17,9 @@ use crate::job_files::{JobFilesContent, WantedCoresUpdate};
 impl EventLoop {
     /// Writes the core maps (the CPUs) of the jobs in `dirty` (the jobs that may have changed) into the files of
     /// these jobs, for the programs of the jobs. Also tries again to write or remove the files for which pjwd had no
-    /// free file descriptor. Removes the files of a job that has no core map any more. If `is_rescan` is true, also schedules the
-    /// reading of those files whose changes the kernel does not report. Must be called after each cycle (scan, decision
-    /// and changes).
+    /// free file descriptor. Removes the files of a job that has no core map any more. If `is_rescan` is true, also
+    /// schedules the reading of those files whose changes the kernel does not report. Must be called after each cycle
+    /// (scan, decision and changes).
     pub(super) fn publish_core_maps(&mut self, dirty: &DirtySet, is_rescan: bool) {
         if self.warden.ongoing_failures().journal_error.is_some() {
             self.job_files.give_back_space_of_want_files();
