@@ -101,6 +101,7 @@ impl MadeUpMachine {
             cgroup: None,
             unit_cgroup: None,
             attributes: None,
+            has_unread_environment: false,
             batch_identity: Some(BatchIdentity::default()),
             has_all_threads: true,
             idle_until: None,

@@ -205,6 +205,7 @@ fn process_from_parent(
         id,
         parent: known.id.pid,
         first_thread_mask: Some(mask),
+        has_unread_environment: false,
         threads: Some(vec![first]),
         has_all_threads: true,
         ..known.clone()

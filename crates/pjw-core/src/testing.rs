@@ -62,6 +62,7 @@ pub fn process(pid: u32, uid: u32) -> Process {
         cgroup: None,
         unit_cgroup: None,
         attributes: None,
+        has_unread_environment: false,
         batch_identity: None,
         threads: None,
         has_all_threads: true,

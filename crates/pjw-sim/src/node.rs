@@ -231,6 +231,7 @@ fn read_process(world: &mut SimMachine, pid: Pid, with_threads: bool) -> Option<
         cgroup: Some(process.cgroup.as_str().into()),
         unit_cgroup: None,
         attributes,
+        has_unread_environment: false,
         batch_identity: process.batch_identity.clone(),
         threads: with_threads.then(|| process.threads.iter().map(read_thread).collect()),
         has_all_threads: true,

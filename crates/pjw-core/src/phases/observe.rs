@@ -38,7 +38,10 @@ pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     }
     for process in snapshot.processes.values().filter_map(Observed::present) {
         update_process(draft, process);
-        draft.state.lineage.scan_queue.record_running(process.id.pid);
+        let queue = &mut draft.state.lineage.scan_queue;
+        queue.record_running(process.id.pid);
+        let is_unread = process.has_unread_environment;
+        queue.record_environment(process.id.pid, is_unread, snapshot.taken_at.since_boot);
     }
     for request in &snapshot.affinity_requests {
         let target_pid = request.target.map_or(request.caller_pid, |target| Pid(target.0));

@@ -467,7 +467,7 @@ impl WardenState {
     /// events, a record of the process is kept until its exit event: from this record, pjw knows what these children
     /// inherited.
     pub(crate) fn remove_ended_process(&mut self, pid: Pid) {
-        self.lineage.scan_queue.forget_exiting(pid);
+        self.lineage.scan_queue.forget_process(pid);
         if self.fork_events_complete_since.is_none() {
             self.lineage.remove_descendant(pid);
         } else if let Some((process, is_member)) = tracked_in(&self.members, &self.processes_to_restore, pid)

@@ -149,6 +149,9 @@ pub struct Process {
     /// The attributes of the process by which a batch system may be recognised. `None` if they are unchanged
     /// since the last scan.
     pub attributes: Option<BatchAttributes>,
+    /// Whether the environment and the command line could not be read, because the memory of the process was locked.
+    /// `attributes` then has their last known values.
+    pub has_unread_environment: bool,
     /// What `attributes` says about batch systems: the role of the process in a batch system, and the jobs that
     /// the attributes name. `None` if the attributes are unchanged since the last scan.
     pub batch_identity: Option<BatchIdentity>,

@@ -26,6 +26,7 @@ mod released;
 mod restore;
 mod steady;
 mod unknown_masks;
+mod unread_environments;
 mod usage;
 mod visits;
 mod waiting_in_batch_cgroups;

@@ -44,7 +44,8 @@ pub(super) struct CachedProcess {
     cgroup: Option<Arc<str>>,
     /// Path of the process in the v1 hierarchy of systemd, from the attributes.
     unit_cgroup: Option<Arc<str>>,
-    /// The program for which the attributes were read. `None` before the first read.
+    /// The program for which the attributes were read. `None` before the first read, and while its environment can't be
+    /// read.
     program: Option<Program>,
     /// The threads, ordered by thread id.
     threads: Vec<ThreadFacts>,
@@ -205,6 +206,7 @@ impl ProcessCache {
             cgroup: cached.cgroup.clone(),
             unit_cgroup: cached.unit_cgroup.clone(),
             attributes,
+            has_unread_environment: !stat.is_kernel_thread && cached.program.is_none(),
             batch_identity: None,
             threads,
             has_all_threads: true,
@@ -379,7 +381,8 @@ impl ProcessCache {
 
     /// Completes the read that [`ProcessCache::begin_attribute_read`] has begun, and stores the attributes in the
     /// cache. Returns the attributes, or `None` if they have not changed. If the environment can't be read now because
-    /// the memory of the process is locked, uses the last known one, and the next scan reads it again.
+    /// the memory of the process is locked, uses the last known one, and the next scan reads it again
+    /// ([`Process::has_unread_environment`]).
     ///
     /// # Errors
     /// `ESRCH` if the process is not in the cache. Otherwise the error of reading `/proc`.

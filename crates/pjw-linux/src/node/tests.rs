@@ -1,6 +1,7 @@
 //! The live machine as a node, with real processes and masks.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use pjw_core::{cpuset::Pu, plan::MaskActionKind, snapshot::Process, time::Nanos}
 
 use super::*;
 use crate::proc::{memory_files::MemoryFiles, procfs::ProcDir};
-use crate::tests::{alone_with_cpusets, until_true};
+use crate::tests::{alone_with_cpusets, until, until_true};
 
 struct Running(Child);
 
@@ -209,40 +210,87 @@ fn a_zombie_is_reported_as_gone() {
     child.0.wait().unwrap();
 }
 
-/// In cgroup v1 the kernel shows the root as the cgroup of a process that exits, before the process is a zombie.
-#[test]
-fn a_process_that_exits_keeps_its_cgroup_and_its_environment() {
-    let dir = tempfile::tempdir().unwrap();
-    let write = |file: &str, text: &str| {
-        let path = dir.path().join("77").join(file);
+/// A directory in the format of `/proc` with the process 77, which is in the batch job 77.
+struct ProcOfOneProcess(tempfile::TempDir);
+
+impl ProcOfOneProcess {
+    fn new() -> Self {
+        let proc = Self(tempfile::tempdir().unwrap());
+        proc.write("status", "Name:\tsh\nUid:\t1 1 1 1\nGroups:\t\n");
+        proc.write("cmdline", "sh\0");
+        proc.write("environ", "SLURM_JOB_ID=77\0");
+        proc
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.0.path().join("77").join(file)
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let path = self.path(file);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
-    };
-    let show = |flags: u32, stack: u32, cgroup: &str| {
+    }
+
+    /// Writes the files that change: the process has these flags, this address of its stack, and this cgroup.
+    fn show(&self, flags: u32, stack: u32, cgroup: &str) {
         let stat = format!(
             "77 (sh) R 7 8 9 0 -1 {flags} 1 2 3 4 150 50 0 0 20 0 1 0 4711 1000 200 1 1 1 {stack} 0 0 0 0 0 0 0 0 0 17 5 0 0 0\n"
         );
-        write("task/77/stat", &stat);
-        write("stat", &stat);
-        write("cgroup", &format!("4:cpuset:{cgroup}\n"));
-    };
-    write("status", "Name:\tsh\nUid:\t1 1 1 1\nGroups:\t\n");
-    write("cmdline", "sh\0");
-    write("environ", "SLURM_JOB_ID=77\0");
-    let mut cache = ProcessCache::new(BTreeSet::from(["SLURM_JOB_ID"])).unwrap();
-    cache.proc = ProcDir::open(dir.path()).unwrap();
-    cache.memory_files = MemoryFiles::with_proc_path(dir.path(), BTreeSet::from(["SLURM_JOB_ID"]));
+        self.write("task/77/stat", &stat);
+        self.write("stat", &stat);
+        self.write("cgroup", &format!("4:cpuset:{cgroup}\n"));
+    }
+
+    fn cache(&self) -> ProcessCache {
+        let mut cache = ProcessCache::new(BTreeSet::from(["SLURM_JOB_ID"])).unwrap();
+        cache.proc = ProcDir::open(self.0.path()).unwrap();
+        cache.memory_files = MemoryFiles::with_proc_path(self.0.path(), BTreeSet::from(["SLURM_JOB_ID"]));
+        cache
+    }
+}
+
+/// In cgroup v1 the kernel shows the root as the cgroup of a process that exits, before the process is a zombie.
+#[test]
+fn a_process_that_exits_keeps_its_cgroup_and_its_environment() {
+    let proc = ProcOfOneProcess::new();
+    let mut cache = proc.cache();
     let mut seen = || cache.observe_process(Pid(77), false, None).unwrap();
 
-    show(0, 9, "/pjw/a");
+    proc.show(0, 9, "/pjw/a");
     let first = seen();
     assert_eq!(first.cgroup.as_deref(), Some("/pjw/a"));
     assert_eq!(first.attributes.unwrap().environ["SLURM_JOB_ID"], "77");
-    show(4, 0, "/");
+    proc.show(4, 0, "/");
     let exiting = seen();
     assert_eq!((exiting.cgroup.as_deref(), exiting.attributes), (Some("/pjw/a"), None));
-    show(0, 9, "/");
+    proc.show(0, 9, "/");
     assert_eq!(seen().cgroup.as_deref(), Some("/"), "a process that was moved");
+}
+
+/// A pipe blocks its reader as the kernel blocks the reader of an environment in locked memory.
+#[test]
+fn an_environment_counts_as_unread_until_a_scan_has_read_it() {
+    let proc = ProcOfOneProcess::new();
+    proc.show(0, 9, "/pjw/a");
+    let environ = proc.path("environ");
+    std::fs::remove_file(&environ).unwrap();
+    nix::unistd::mkfifo(&environ, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut cache = proc.cache();
+    let mut seen = || cache.observe_process(Pid(77), false, None).unwrap();
+    for _ in 0..2 {
+        let locked = seen();
+        assert!(locked.has_unread_environment && locked.attributes.unwrap().environ.is_empty());
+    }
+    // This waits for the reader.
+    let unlock = std::fs::OpenOptions::new().write(true).open(&environ).unwrap();
+    std::fs::remove_file(&environ).unwrap();
+    proc.write("environ", "SLURM_JOB_ID=77\0");
+    drop(unlock);
+    let read = until("the environment is read", || Some(seen()).filter(|seen| !seen.has_unread_environment));
+    assert_eq!(read.attributes.unwrap().environ["SLURM_JOB_ID"], "77");
+    let unchanged = seen();
+    assert!(!unchanged.has_unread_environment && unchanged.attributes.is_none());
 }
 
 #[test]

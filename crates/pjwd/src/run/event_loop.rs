@@ -306,7 +306,8 @@ impl EventLoop {
     }
 
     /// Returns the time at which pending events must be handled, `None` without pending events. Events are delayed if
-    /// no new process has a wrong mask. All events wait while the CPU budget is overdrawn.
+    /// no new process has a wrong mask. All events wait while the CPU budget is overdrawn. An environment that must be
+    /// read again counts as an event too.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
         let processes_due = self.warden.state().lineage.scan_queue.urgency().map(|urgency| match urgency {
@@ -315,7 +316,8 @@ impl EventLoop {
             ScanUrgency::Deferred => pending_since + UNASSIGNED_DELAY,
         });
         let cgroups_due = self.cgroups_changed_at.map(|since| since + CGROUP_DELAY);
-        let due = processes_due.into_iter().chain(cgroups_due).min()?;
+        let environments_due = self.environment_retry_due(now);
+        let due = processes_due.into_iter().chain(cgroups_due).chain(environments_due).min()?;
         Some(due.max(now + self.budget.wait_time(now)))
     }
 
@@ -373,7 +375,7 @@ impl EventLoop {
         let is_only_commands = !commands.is_empty() && !self.triggers.full_scan_due;
         let triggers =
             if is_only_commands { DueScans::default() } else { std::mem::take(&mut self.triggers) };
-        let request = triggers.take_scan_request(self.warden.state_mut(), &commands);
+        let request = self.take_scan_request(triggers, &commands);
         let (rescanned, was_timer) = (triggers.scans_unassigned_processes(), triggers.job_processes_scan_due);
         self.restore_lost_idle_priority(rescanned);
         let scheduled = was_timer.then_some(self.next_scan);

@@ -109,7 +109,8 @@ pub struct Lineage {
     of_unknown_descent: BTreeSet<Pid>,
     /// Whether events were lost since the last call of [`Lineage::take_event_loss`].
     has_lost_events: bool,
-    /// The processes that had an event (fork, exec or exit) and were not scanned after this event.
+    /// The processes that had an event (fork, exec or exit) and were not scanned after this event, and those whose
+    /// environment no scan could read.
     pub scan_queue: ScanQueue,
 }
 
@@ -204,7 +205,7 @@ impl Lineage {
     fn record_descent(&mut self, parent: Pid, child: Pid, is_scanned: impl Fn(Pid) -> bool) {
         self.outside.remove(&child);
         self.of_unknown_descent.remove(&child);
-        self.scan_queue.forget_exiting(child);
+        self.scan_queue.forget_process(child);
         if self.descendants.contains_key(&child) {
             return;
         }

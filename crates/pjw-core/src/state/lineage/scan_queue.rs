@@ -1,9 +1,15 @@
-//! The processes that have to be scanned because of their process events.
+//! The processes that have to be scanned because of their process events, or because their environment was not read.
 
-use crate::basics::{Pid, prelude::*};
+use crate::basics::{Nanos, Pid, prelude::*};
 
 /// The number of scans of a process after the exit of its first thread, while other threads of the process still run.
 const SCANS_AFTER_EXIT: u32 = 8;
+/// The time from a scan that could not read the environment of a process to the next scan of the process, in ns. The
+/// delay before each further scan is twice as long.
+const FIRST_RETRY_DELAY_NS: u64 = 20_000_000;
+/// The largest number of processes that are scanned again because of their environment. Without a limit, a user who
+/// locks the memory of many processes would keep the daemon busy.
+const MAX_ENVIRONMENT_RETRIES: usize = 256;
 
 /// How soon the daemon must scan processes that had a process event (fork, exec or exit): at once, after a few
 /// milliseconds, or after some tens of milliseconds.
@@ -27,6 +33,8 @@ pub enum ScanUrgency {
 /// 2. Other processes of jobs.
 /// 3. Processes outside of jobs that executed a program.
 /// 4. Processes outside of jobs that were forked. The next periodic scan reads these.
+///
+/// The queue also has the processes whose environment could not be read, each with the time of its next scan.
 #[derive(Debug, Clone, Default)]
 pub struct ScanQueue {
     /// Forked processes of jobs whose affinity mask is wrong or was not read yet. Their scan is immediate.
@@ -41,6 +49,18 @@ pub struct ScanQueue {
     /// several threads exits, the first thread may end before the others. The kernel reports no event of the process
     /// when the last one ends.
     exiting: BTreeMap<Pid, u32>,
+    /// Processes whose environment the last scan could not read. A batch job whose number of cores is in its
+    /// environment waits for this scan.
+    environment_retries: BTreeMap<Pid, EnvironmentRetry>,
+}
+
+/// The next scan of a process whose environment could not be read.
+#[derive(Debug, Clone, Copy)]
+struct EnvironmentRetry {
+    /// The time of the scan, since boot.
+    due: Nanos,
+    /// The delay between this scan and the one before, in ns.
+    delay_ns: u64,
 }
 
 /// What process events (fork, exec or exit) reported about a process that belongs to no job and that no scan has read.
@@ -81,9 +101,43 @@ impl ScanQueue {
     }
 
     /// Records that the process `pid` has ended, or that a new process has its pid. Scans need no longer look for the
-    /// end of the process.
-    pub(crate) fn forget_exiting(&mut self, pid: Pid) {
+    /// end of the process, or read its environment.
+    pub(crate) fn forget_process(&mut self, pid: Pid) {
         self.exiting.remove(&pid);
+        self.environment_retries.remove(&pid);
+    }
+
+    /// Records whether the scan at the time `scanned_at` (since boot) could read the environment of the process `pid`.
+    /// If `is_unread` is true, the process must be scanned again: after 20 ms, after a further 40 ms, and so on with
+    /// doubled delays, until a scan reads the environment. At most 256 processes are recorded. The environment of any
+    /// other process is read by the next periodic scan of the process.
+    pub(crate) fn record_environment(&mut self, pid: Pid, is_unread: bool, scanned_at: Nanos) {
+        if !is_unread {
+            self.environment_retries.remove(&pid);
+        } else if self.environment_retries.len() < MAX_ENVIRONMENT_RETRIES {
+            let due = Nanos(scanned_at.0.saturating_add(FIRST_RETRY_DELAY_NS));
+            let first = EnvironmentRetry { due, delay_ns: FIRST_RETRY_DELAY_NS };
+            self.environment_retries.entry(pid).or_insert(first);
+        }
+    }
+
+    /// Returns the time (since boot) at which the daemon must next scan a process again because its environment could
+    /// not be read. `None` if there is no such process. The daemon must call [`ScanQueue::queue_environment_retries`]
+    /// before that scan.
+    #[must_use]
+    pub fn next_environment_retry(&self) -> Option<Nanos> {
+        self.environment_retries.values().map(|retry| retry.due).min()
+    }
+
+    /// Moves processes whose environment could not be read to the processes that [`ScanQueue::take_urgent_pids`]
+    /// returns: those that must be scanned again by the time `now` (since boot). If that scan can't read the
+    /// environment either, the delay before the next scan of the process is twice as long.
+    pub fn queue_environment_retries(&mut self, now: Nanos) {
+        for (&pid, retry) in self.environment_retries.iter_mut().filter(|(_, retry)| retry.due <= now) {
+            retry.delay_ns = retry.delay_ns.saturating_mul(2);
+            retry.due = Nanos(now.0.saturating_add(retry.delay_ns));
+            self.of_jobs.insert(pid);
+        }
     }
 
     /// Records that a scan has read all processes. `is_running` says whether the scan found the process with a pid.
@@ -124,9 +178,9 @@ impl ScanQueue {
     }
 
     /// Returns the pids of the processes that must be scanned before the next periodic scan, and removes these
-    /// pids from the queue. These are the processes of jobs that had a process event (fork, exec or exit), and
-    /// the processes outside of jobs that executed a program. Forked processes that belong to no job stay in
-    /// the queue: [`ScanQueue::take_unassigned_pids`] returns them.
+    /// pids from the queue. These are the processes of jobs that had a process event (fork, exec or exit), the
+    /// processes outside of jobs that executed a program, and those of [`ScanQueue::queue_environment_retries`].
+    /// Forked processes that belong to no job stay in the queue: [`ScanQueue::take_unassigned_pids`] returns them.
     pub fn take_urgent_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.forked);

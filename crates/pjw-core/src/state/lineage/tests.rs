@@ -259,3 +259,14 @@ fn a_process_whose_first_thread_exits_before_the_others_is_scanned_again_until_i
     state.lineage.scan_queue.record_running(Pid(10));
     assert_eq!(queue(&mut state), BTreeSet::new(), "another process has the pid");
 }
+
+#[test]
+fn a_user_who_locks_the_memory_of_many_processes_causes_few_scans() {
+    let mut state = with_a_member();
+    let queue = &mut state.lineage.scan_queue;
+    for pid in 1000..2000 {
+        queue.record_environment(Pid(pid), true, Nanos(0));
+    }
+    queue.queue_environment_retries(Nanos(u64::MAX));
+    assert_eq!(queue.take_urgent_pids().len(), 256);
+}

@@ -1,13 +1,16 @@
 //! The process events (fork, exec, exit) that the loop reads: which scans they make due, and what makes up for lost
 //! events.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use pjw_core::command::Command;
 use pjw_core::event::{Event, EventKind};
+use pjw_core::scan::ScanRequest;
 use pjw_core::state::lineage::scan_queue::ScanUrgency;
 use pjw_linux::sys::clock;
 
 use super::EventLoop;
+use crate::run::triggers::DueScans;
 use crate::warden::EventCount;
 
 /// After this many intervals without a lost event, the next lost event is reported again.
@@ -51,6 +54,21 @@ impl EventLoop {
         if events_lost {
             self.schedule_scan_after_overrun();
         }
+    }
+
+    /// Returns the time at which a process must be scanned again because its environment could not be read. `None` if
+    /// there is no such process. `now` is the present time.
+    pub(super) fn environment_retry_due(&self, now: Instant) -> Option<Instant> {
+        let due = self.warden.state().lineage.scan_queue.next_environment_retry()?;
+        Some(now + Duration::from_nanos(due.0.saturating_sub(clock::now().since_boot.0)))
+    }
+
+    /// Returns the request for the scan of the next cycle, which makes the scans `triggers` and executes `commands`.
+    /// The scan also reads the processes whose environment could not be read and must be read again by now.
+    pub(super) fn take_scan_request(&mut self, triggers: DueScans, commands: &[Command]) -> ScanRequest {
+        let state = self.warden.state_mut();
+        state.lineage.scan_queue.queue_environment_retries(clock::now().since_boot);
+        triggers.take_scan_request(state, commands)
     }
 
     /// Records that pjwd receives every fork event from now on. Must be called after events were lost. If the kernel
