@@ -49,6 +49,18 @@ pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap
     people.map(|owner| (owner, unassigned(owner))).collect()
 }
 
+/// Returns the oldest process of the user `user` that belongs to no job and is not part of a login. Younger processes
+/// can be short commands, which have ended when a person reads their pids. `None` if the user has no such process, or
+/// owns no job on this machine.
+#[must_use]
+pub fn oldest_unassigned_process(state: &WardenState, user: Uid) -> Option<Pid> {
+    let pids = state.unassigned_pids_by_user.get(&user)?.iter();
+    let of_login = state.login_pids_by_user.get(&user);
+    let outside_login = pids.filter(|pid| of_login.is_none_or(|of_login| !of_login.contains(*pid)));
+    let oldest = outside_login.filter_map(|&pid| Some((state.process(pid)?.id.start, pid))).min();
+    oldest.map(|(_, pid)| pid)
+}
+
 /// Returns whether the process is one of a user, not of the kernel or of pjw, and belongs to no job.
 fn is_user_process_without_job(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let pid = process.id.pid;

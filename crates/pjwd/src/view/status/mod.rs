@@ -13,6 +13,7 @@ use pjw_core::lending::reason_not_to_lend;
 use pjw_core::policy::{DaemonMode, Policy};
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::topology::{Topology, TopologyLevel};
+use pjw_core::unassigned::oldest_unassigned_process;
 use pjw_core::{
     allocate::offer::largest_requests, ids::Uid, plan::Warning, state::WardenState, state::dirty::DirtySet,
 };
@@ -285,7 +286,7 @@ impl StatusPublisher {
 
     /// Publishes an event for each user with an unassigned process: a process that belongs to no job, although its
     /// user has a job. There is no event if the user already had such a process at the last call. `plan_warnings` are
-    /// the warnings of the cycle, which name the unassigned processes.
+    /// the warnings of the cycle, which name the unassigned processes. The event has the pid of the oldest one.
     fn report_unassigned(&mut self, state: &WardenState, plan_warnings: &[Arc<Warning>]) {
         let mut users = BTreeSet::new();
         let mut events = Vec::new();
@@ -295,7 +296,8 @@ impl StatusPublisher {
             let user = known_process.process.uid;
             users.insert(user);
             if !self.unassigned_users.contains(&user) {
-                events.push(Event::new(EventKind::Stray, warning.text.clone()).with_pid(pid));
+                let oldest = oldest_unassigned_process(state, user).unwrap_or(pid);
+                events.push(Event::new(EventKind::Stray, warning.text.clone()).with_pid(oldest));
             }
         }
         self.unassigned_users = users;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::evidence::MembershipEvidence;
-use pjw_core::ids::Pid;
+use pjw_core::ids::{Pid, StartTime};
 use pjw_core::job::{
     CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Ownership, PriorityClass,
 };
@@ -206,17 +206,37 @@ fn a_member_outside_its_schedulers_cgroup_is_a_stray() {
     assert_eq!(published_strays(&state, &Policy::default()), [1]);
 }
 
-#[test]
-fn the_first_unassigned_process_of_a_user_is_reported() {
-    let state = state(vec![job("a", 1000)], vec![process(10, 1000), process(11, 1001)]);
-    let (mut publisher, mut published) = StatusPublisher::new("here".to_owned(), &state.topology);
-    let stray = |pid: u32| Warning {
+fn stray(pid: u32) -> Warning {
+    Warning {
         job: None,
         pid: Some(Pid(pid)),
         code: "stray",
         text: format!("strays such as {pid}"),
         remedy: String::new(),
+    }
+}
+
+#[test]
+fn the_oldest_unassigned_process_of_a_user_is_reported() {
+    let started_at = |pid, start| {
+        let mut process = process(pid, 1000);
+        process.id.start = StartTime(start);
+        process
     };
+    // The pids have wrapped around, so the youngest process has the lowest one.
+    let (command, shell, server) = (started_at(10, 900), started_at(50, 100), started_at(60, 200));
+    let mut state = state(vec![job("a", 1000)], vec![command, shell, server]);
+    state.unassigned_pids_by_user.insert(Uid(1000), [10, 50, 60].map(Pid).into());
+    state.login_pids_by_user.insert(Uid(1000), [Pid(50)].into());
+    let (mut publisher, mut published) = StatusPublisher::new("here".to_owned(), &state.topology);
+    publisher.report_unassigned(&state, &[Arc::new(stray(10))]);
+    assert_eq!(published.events.try_recv().unwrap().pid, Some(60));
+}
+
+#[test]
+fn the_first_unassigned_process_of_a_user_is_reported() {
+    let state = state(vec![job("a", 1000)], vec![process(10, 1000), process(11, 1001)]);
+    let (mut publisher, mut published) = StatusPublisher::new("here".to_owned(), &state.topology);
     let mut published = |strays: &[u32]| {
         let strays: Vec<_> = strays.iter().map(|&pid| Arc::new(stray(pid))).collect();
         publisher.report_unassigned(&state, &strays);
