@@ -133,7 +133,8 @@ fn thaw(options: &DaemonOptions) -> anyhow::Result<()> {
     let state_dir = state_dir_of(options);
     let _lock = take_lock(options, LockHolder::for_this_process(None, &state_dir))?;
     // A daemon that runs beside another holds the lock of its journal only.
-    let _journal = if options.beside { journal::lock_existing_journal(&state_dir)? } else { None };
+    let lock_journal = || journal::lock_existing_journal_until_exit(&state_dir);
+    let _journal = if options.beside { lock_journal()? } else { None };
     let refusals = thaw_jobs(&directories::own_cgroup_names(&state_dir, options.beside));
     if refusals.is_empty() { Ok(()) } else { Err(anyhow!("{}", refusals.join("\n"))) }
 }

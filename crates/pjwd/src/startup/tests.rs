@@ -1,5 +1,6 @@
 //! The start of the daemon: what the journal and the lock file of an earlier one tell, and the end with the event loop.
 
+use clap::Parser;
 use pjw_core::ports::Journal;
 use pjw_core::record::{Record, UnknownMaskRecord};
 use pjw_core::testing::regular_topology;
@@ -96,6 +97,20 @@ fn a_daemon_that_stops_says_so_in_its_lock_file_and_state_directory_before_it_re
     let relocked = nix::fcntl::Flock::lock(state_dir, nix::fcntl::FlockArg::LockExclusiveNonblock);
     assert!(relocked.is_err(), "the directory is locked, also by a daemon that runs beside another");
     assert!(own_files.into_lock().is_some());
+}
+
+/// The thaw watcher of a killed daemon does the same.
+#[test]
+fn a_daemon_that_runs_beside_another_waits_for_a_process_that_thaws_its_jobs() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(FileJournal::open(dir.path(), "boot").unwrap());
+    let words = ["pjwd", "--thaw", "--beside", "--state-dir", dir.path().to_str().unwrap()];
+    thaw(&DaemonOptions::try_parse_from(words).unwrap()).unwrap();
+    // The test goes on instead of the end of the process: the mark stays, and the lock of the journal does not.
+    let state_dir = std::fs::File::open(dir.path()).unwrap();
+    let relocked = nix::fcntl::Flock::lock(state_dir, nix::fcntl::FlockArg::LockExclusiveNonblock);
+    assert!(relocked.is_err(), "the directory has the mark of a process that ends soon");
+    FileJournal::open(dir.path(), "boot").unwrap();
 }
 
 #[test]

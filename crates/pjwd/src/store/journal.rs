@@ -250,6 +250,21 @@ pub fn lock_existing_journal(dir: &Path) -> Result<Option<Flock<File>>, JournalE
     open_and_lock_jsonl(dir).map(|(_, lines)| Some(lines))
 }
 
+/// Locks the journal (the files in which pjwd records its changes) in the state directory `dir`, as
+/// [`lock_existing_journal`] does, for `pjwd --thaw` and for the thaw watcher. Such a process ends soon by itself. So
+/// another pjwd that needs the journal meanwhile waits for it for up to 5 s instead of 0.5 s.
+///
+/// # Errors
+/// If a daemon uses the journal ([`JournalError::is_in_use`]). If the journal can't be opened.
+pub fn lock_existing_journal_until_exit(dir: &Path) -> Result<Option<Flock<File>>, JournalError> {
+    let locked = lock_existing_journal(dir)?;
+    if locked.is_some() {
+        // Without the mark, another pjwd waits for a shorter time.
+        let _ = mark_as_stopping(dir);
+    }
+    Ok(locked)
+}
+
 /// Returns the pid of the running pjwd that uses the journal (the files in which pjwd records its changes) in the
 /// directory `dir`. `None` if no pjwd uses this journal, or if the pid is unknown.
 #[must_use]
@@ -258,9 +273,9 @@ pub fn pid_of_running_pjwd(dir: &Path) -> Option<u32> {
     opened.ok().as_ref().and_then(running_holder)
 }
 
-/// Marks this pjwd as stopping. The mark is for another pjwd that is started with the same state directory `dir`: that
-/// pjwd then waits for the journal in `dir` for up to 5 s instead of 0.5 s. The mark is a shared lock on the directory
-/// (flock(2)). It lasts until this process ends, because the event loop uses the journal until then.
+/// Marks this process as stopping: it ends soon. The mark is for another pjwd that is started with the same state
+/// directory `dir`: that pjwd then waits for the journal in `dir` for up to 5 s instead of 0.5 s. The mark is a shared
+/// lock on the directory (flock(2)). It lasts until this process ends, because the journal is used until then.
 ///
 /// # Errors
 /// If the directory can't be opened, or if another program has locked it exclusively.
