@@ -144,6 +144,7 @@ pub fn reconcile_forks(state: &mut WardenState, snapshot: &Snapshot, policy: &Po
     membership::update_members(&mut draft);
     let mask_actions = masks::plan_masks_of_scanned(&mut draft);
     let CycleDraft { state, out: CycleOutput { records, events, reports, .. }, .. } = draft;
+    state.usage.count_violations_and_repairs(&events);
     Decision {
         records,
         plan: Plan { cpuset_actions: Vec::new(), mask_actions },

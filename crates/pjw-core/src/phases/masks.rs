@@ -46,7 +46,7 @@ pub(crate) fn plan_masks(
 }
 
 /// Plans the changes of the affinity masks of the processes that the scan of this cycle found alive, as far as they are
-/// members of jobs. All other processes keep their masks.
+/// members of jobs that hold cores. All other processes keep their masks.
 pub(crate) fn plan_masks_of_scanned(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> {
     let mut pids_by_job: BTreeMap<JobId, Vec<Pid>> = BTreeMap::new();
     for pid in draft.scanned_pids() {
@@ -111,7 +111,10 @@ fn plan_masks_of_job(
     let online = draft.state.pool.online_cpus();
     let Some(job) = draft.state.jobs.get(id) else { return Vec::new() };
     if job.active_grant().is_none() {
-        return restore_masks_of_job(draft, id);
+        return match members {
+            PlannedMembers::Changed { .. } => restore_masks_of_job(draft, id),
+            PlannedMembers::Only(_) => Vec::new(),
+        };
     }
     let waits_for_cpuset = matches!(members, PlannedMembers::Changed { waits_for_cpuset: true });
     let Some(grant) = job.online_granted_cpus(&online).filter(|_| !waits_for_cpuset) else {

@@ -12,7 +12,6 @@ use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::snapshot::Observed;
 use pjw_core::snapshot::{ExpectedMask, ForkMaskMismatch, MaskProbeResult, ProcessEvent};
-use pjw_core::state::dirty::DirtySet;
 use pjw_core::state::lineage::scan_queue::ScanUrgency;
 use pjw_core::time::Nanos;
 
@@ -113,9 +112,10 @@ fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_m
 fn the_decision_about_a_forked_child_plans_no_other_process_and_leaves_the_rest_to_the_next_decision() {
     let mut machine = job_with_parent();
     machine.spawn(8, 7, 1000);
+    machine.spawn(50, 1, 1000);
     machine.settle();
     let before = machine.last.as_ref().unwrap().warnings.clone();
-    machine.bind(8, 8, "0-7");
+    assert_eq!(machine.warnings(), ["stray"], "process 50 belongs to no job");
     let probe = probe_result(&mut machine, 9, "0-7");
     machine.spawn(9, 7, 1000);
     fork(&mut machine, 9, 7);
@@ -124,9 +124,9 @@ fn the_decision_about_a_forked_child_plans_no_other_process_and_leaves_the_rest_
     let decision = machine.decide_about_forks(&snapshot);
     let planned: Vec<_> = decision.plan.mask_actions.iter().map(|action| action.thread.process.pid).collect();
     assert_eq!(planned, [Pid(9)]);
-    assert!(decision.newly_planned == DirtySet::default() && decision.warnings == before);
-    machine.settle();
-    assert_eq!((machine.effective_mask(8, 8), machine.effective_mask(9, 9)), ("0-1".into(), "0-1".into()));
+    assert_eq!(decision.warnings, before);
+    let dirty: Vec<_> = machine.state.dirty.listed_jobs().map(|(job, _)| job.to_string()).collect();
+    assert_eq!(dirty, ["manual:a"]);
 }
 
 #[test]
