@@ -108,12 +108,20 @@ impl JobsDirectory {
 
     /// Creates the subdirectory of the job `id`, or opens the one that an earlier daemon left, and returns it. Keeps
     /// the file `coremap` (the CPUs of the job) of an earlier daemon, because programs may have mapped this file into
-    /// memory.
+    /// memory. If `has_files_of_ended_job` is true, the subdirectory is that of an ended job with the same id, and is
+    /// removed first.
     ///
     /// # Errors
     /// If the subdirectory can't be created, or if pjwd has no free file descriptor for the file `coremap`.
-    pub(super) fn create_or_open_job_directory(&self, id: &JobId) -> Result<JobDirectory, FileFault> {
+    pub(super) fn create_or_open_job_directory(
+        &self,
+        id: &JobId,
+        has_files_of_ended_job: bool,
+    ) -> Result<JobDirectory, FileFault> {
         let path = self.path_of(id);
+        if has_files_of_ended_job {
+            self.remove_directory(id).map_err(|fault| fault.with_part(UnpublishedPart::FormerCoreMap))?;
+        }
         let was_made = make_directory(&path)?;
         let page_path = path.join(CORE_MAP_FILE_NAME);
         let page = if was_made { Ok(None) } else { CoreMapWriter::open(&page_path) };
@@ -137,10 +145,12 @@ impl JobsDirectory {
     }
 
     /// Removes the subdirectory of the job `id`, for which there is no [`JobDirectory`] because
-    /// [`JobsDirectory::create_or_open_job_directory`] failed. Returns false if the subdirectory stays because pjwd has
-    /// no free file descriptor.
-    pub(super) fn remove_directory(&self, id: &JobId) -> bool {
-        remove(&self.path_of(id))
+    /// [`JobsDirectory::create_or_open_job_directory`] failed.
+    ///
+    /// # Errors
+    /// If the subdirectory stays because pjwd has no free file descriptor.
+    pub(super) fn remove_directory(&self, id: &JobId) -> Result<(), FileFault> {
+        try_to_remove(&self.path_of(id))
     }
 }
 
@@ -347,15 +357,23 @@ pub fn remove_files_of_all_jobs(state_dir: &Path) {
 /// the file `coremap` that its content is outdated, and wakes the waiting programs. What can't be removed stays. A
 /// directory also stays if pjwd has no free file descriptor. The function returns false only for this reason.
 fn remove(path: &Path) -> bool {
-    let Ok(metadata) = std::fs::symlink_metadata(path) else { return true };
+    try_to_remove(path).is_ok()
+}
+
+/// Removes what is at `path`, as [`remove`] does.
+///
+/// # Errors
+/// If a directory stays because pjwd has no free file descriptor.
+fn try_to_remove(path: &Path) -> Result<(), FileFault> {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.is_dir() {
         let _ = std::fs::remove_file(path);
-        return true;
+        return Ok(());
     }
-    let Ok(page) = CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME)) else { return false };
+    let page = CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME)).map_err(file_fault("remove", path))?;
     let removed = std::fs::remove_dir_all(path).map_err(file_fault("remove", path));
     let _ = page.map(CoreMapWriter::mark_not_live);
-    !removed.is_err_and(|fault| fault.is_lack_of_descriptors())
+    removed.or_else(|fault| if fault.is_lack_of_descriptors() { Err(fault) } else { Ok(()) })
 }
 
 /// Returns `core_map` (the CPUs of a job) as content of the file `coremap`. `epoch` is the number of this content,

@@ -100,6 +100,8 @@ struct PublishedJob {
     /// Whether an earlier daemon left the file `want`, and this daemon has still to read it. It has not done so because
     /// another file of the job could not be written.
     is_want_unread: bool,
+    /// Whether the files of an ended job with the same id are left. They are removed before the first write.
+    has_files_of_ended_job: bool,
     /// The sentence for the warning that a file is not as it should be. `None` if all are.
     fault: Option<String>,
 }
@@ -130,8 +132,9 @@ impl PublishedJob {
         }
         let directory = match directory {
             Some(directory) => directory,
-            None => root.create_or_open_job_directory(id)?,
+            None => root.create_or_open_job_directory(id, self.has_files_of_ended_job)?,
         };
+        self.has_files_of_ended_job = false;
         let directory = self.directory.insert(directory);
         let map_written = directory.write_core_map(&self.content.core_map);
         let want_written = self.write_want_file(id, is_new || self.is_want_unread, watch);
@@ -251,12 +254,7 @@ impl JobFiles {
         if before.is_some_and(|job| job.content == content && job.fault.is_none()) {
             return;
         }
-        // The files of an ended job with the same id may be left.
-        let has_other_files = match before {
-            Some(job) => job.content.owner != content.owner,
-            None => self.without_descriptor.contains(id),
-        };
-        if has_other_files {
+        if before.is_some_and(|job| job.content.owner != content.owner) {
             self.remove_job(id);
         }
         let job = self.jobs.entry(id.clone()).or_insert_with(|| PublishedJob {
@@ -265,6 +263,7 @@ impl JobFiles {
             wanted_file: WantedFile::new(content.wanted),
             is_watched: false,
             is_want_unread: false,
+            has_files_of_ended_job: self.without_descriptor.contains(id),
             fault: None,
         });
         job.content = content;
@@ -360,7 +359,7 @@ impl JobFiles {
         }
         let is_done = match job.and_then(|job| job.directory) {
             Some(directory) => directory.remove(),
-            None => self.root.remove_directory(id),
+            None => self.root.remove_directory(id).is_ok(),
         };
         if !is_done {
             self.without_descriptor.insert(id.clone());

@@ -125,3 +125,24 @@ fn a_directory_that_could_not_be_opened_is_removed_when_a_descriptor_is_free_aft
         assert_eq!(published.files.first_job_without_descriptor(), None);
     }
 }
+
+#[test]
+fn the_files_of_an_ended_job_are_not_those_of_a_new_one_that_begins_while_no_descriptor_is_free() {
+    if !is_own_process(
+        "the_files_of_an_ended_job_are_not_those_of_a_new_one_that_begins_while_no_descriptor_is_free",
+    ) {
+        return;
+    }
+    let (mut published, _reader) = published_job();
+    published.write("a", "1");
+    published.restart();
+    for own in [Some("0-1"), None, Some("0")] {
+        publish_without_descriptors(&mut published, own);
+        assert_eq!(published.read("a", "want"), "1");
+        assert_eq!(published.files.first_job_without_descriptor(), Some(&id("a")));
+    }
+    published.publish("a", "0");
+    assert_eq!((published.written(), published.read("a", "want")), (vec![], String::new()));
+    assert_eq!((published.read("a", "cpus"), &published.json("a")["epoch"]), ("0\n".to_owned(), &json!(1)));
+    assert_eq!(published.files.first_job_without_descriptor(), None);
+}
