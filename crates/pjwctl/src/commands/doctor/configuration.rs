@@ -89,14 +89,17 @@ fn config_file_of_unit() -> Option<PathBuf> {
 }
 
 /// Returns the value of the option `--config` in `exec_start`, the text that systemctl prints for the property
-/// `ExecStart` of a unit. `None` if the command of the unit has no such option. Also `None` if the value has a quote or
-/// a variable, because it can't be read with certainty.
+/// `ExecStart` of a unit. `None` if the command of the unit has no such option. Also `None` if the value has a quote, a
+/// variable or a blank, because it can't be read with certainty: systemctl may print an argument with a blank without
+/// quotes. A next word that is no option can be the end of such an argument.
 fn config_option(exec_start: &str) -> Option<PathBuf> {
     let (_, arguments) = exec_start.split_once("argv[]=")?;
     let (arguments, _) = arguments.split_once(" ; ")?;
     let (_, rest) = arguments.split_once(" --config")?;
-    let value = rest.strip_prefix(['=', ' '])?.split(' ').next()?;
-    let is_certain = !value.is_empty() && !value.contains(['"', '\'', '\\', '$']);
+    let mut words = rest.strip_prefix(['=', ' '])?.split(' ');
+    let value = words.next()?;
+    let is_whole = words.next().is_none_or(|word| word.starts_with('-'));
+    let is_certain = is_whole && !value.is_empty() && !value.contains(['"', '\'', '\\', '$']);
     // systemd starts its services in the directory `/`.
     is_certain.then(|| Path::new("/").join(value))
 }
@@ -151,6 +154,8 @@ mod tests {
             ("/usr/bin/pjwd --config a.toml", Some("/a.toml")),
             ("/usr/bin/pjwd --config $FILE", None),
             ("/usr/bin/pjwd --config \"/srv/a b.toml\"", None),
+            ("/usr/bin/pjwd --config /srv/a b.toml", None),
+            ("/usr/bin/pjwd --config=/srv/a b.toml --beside", None),
             ("/usr/bin/pjwd --config", None),
         ] {
             assert_eq!(config_option(&show(command)), expected.map(PathBuf::from), "{command}");

@@ -1,12 +1,14 @@
 //! Runs a program, or reads a file, for a limited time: a file system may not respond.
 
 use std::io::Read;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The largest part of the output of a program that is read, in bytes.
 const MAX_OUTPUT: u64 = 1 << 20;
+/// The time between two checks whether a program that has closed its output has exited.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How a program ended that had a time limit.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,6 +24,7 @@ pub(super) enum ProgramEnd {
 pub(super) fn run_with_time_limit(mut program: Command, limit: Duration) -> Option<ProgramEnd> {
     let (reader, writer) = std::io::pipe().ok()?;
     program.stdin(Stdio::null()).stdout(writer.try_clone().ok()?).stderr(writer);
+    let deadline = Instant::now() + limit;
     let mut child = program.spawn().ok()?;
     // The output ends when no process has the other end of the pipe open. This value has it open too.
     drop(program);
@@ -32,13 +35,30 @@ pub(super) fn run_with_time_limit(mut program: Command, limit: Duration) -> Opti
         drop(read);
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    match within(limit, read_output) {
-        Ok(output) => child.wait().ok().map(|status| ProgramEnd::Exited { code: status.code(), output }),
+    let ended = within(limit, read_output)
+        .and_then(|output| wait_for_exit(&mut child, deadline).map(|status| (status, output)));
+    match ended {
+        Ok((status, output)) => Some(ProgramEnd::Exited { code: status.code(), output }),
         Err(error) => {
             // A program that waits for a file system may not end at once, also after SIGKILL. So it is not waited for.
             let _ = child.kill();
             let _ = child.try_wait();
             (error == RecvTimeoutError::Timeout).then_some(ProgramEnd::TimedOut)
+        }
+    }
+}
+
+/// Returns the status with which `child` exits.
+///
+/// # Errors
+/// `Timeout` if it has not exited at the time `deadline`. `Disconnected` if it can't be waited for.
+fn wait_for_exit(child: &mut Child, deadline: Instant) -> Result<ExitStatus, RecvTimeoutError> {
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(EXIT_POLL_INTERVAL),
+            Ok(None) => return Err(RecvTimeoutError::Timeout),
+            Err(_) => return Err(RecvTimeoutError::Disconnected),
         }
     }
 }
@@ -60,8 +80,6 @@ pub(super) fn within<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     fn shell(script: &str) -> Command {
@@ -76,8 +94,11 @@ mod tests {
         let end = run_with_time_limit(shell("echo a; echo b >&2; cat; exit 3"), long);
         assert_eq!(end, Some(ProgramEnd::Exited { code: Some(3), output: "a\nb\n".to_owned() }));
         let begun = Instant::now();
-        let end = run_with_time_limit(shell("exec sleep 1000"), Duration::from_millis(10));
-        assert_eq!(end, Some(ProgramEnd::TimedOut));
+        // The second program closes its output at once.
+        for script in ["exec sleep 60", "exec sleep 60 >/dev/null 2>&1"] {
+            let end = run_with_time_limit(shell(script), Duration::from_millis(500));
+            assert_eq!(end, Some(ProgramEnd::TimedOut), "{script}");
+        }
         assert!(begun.elapsed() < long);
         assert_eq!(run_with_time_limit(Command::new("/nonexistent/program"), long), None);
     }
