@@ -106,11 +106,13 @@ fn program_request_text(state: &WardenState, actions: &[&MaskAction], grant: &Cp
     if replacing.is_empty() {
         return String::new();
     }
-    let requests = || replacing.iter().filter_map(|action| action.program_request.as_ref());
+    let requests = || replacing.iter().filter_map(|action| certain_request(state, action));
     let requested = union_of(requests());
     let missing = requested.difference(grant);
     let requested = if requests().all(|requested| state.topology.cpus().is_subset(requested)) {
         "every CPU".to_owned()
+    } else if missing.is_empty() {
+        "all CPUs of its cpuset, and perhaps for others".to_owned()
     } else if missing == requested {
         format!("{}, which the job does not hold", cpus_text(&requested))
     } else {
@@ -124,6 +126,15 @@ fn program_request_text(state: &WardenState, actions: &[&MaskAction], grant: &Cp
     let replacement =
         if replacement == *grant { String::new() } else { format!("; {} instead", cpus_text(&replacement)) };
     format!(": {threads}the program asked for {requested}{replacement}")
+}
+
+/// Returns the PUs (logical CPUs) for which the program has certainly asked, if `action` replaces its request. If the
+/// program got all PUs of a cpuset, it is only an assumption that it asked for every PU: the cpuset hides the others.
+fn certain_request<'a>(state: &WardenState, action: &'a MaskAction) -> Option<&'a CpuSet> {
+    let requested = action.program_request.as_ref()?;
+    let is_assumed = state.topology.cpus().is_subset(requested)
+        && !state.pool.online_cpus().is_subset(&action.current_mask);
+    Some(if is_assumed { &action.current_mask } else { requested })
 }
 
 fn unbind_text(threads: &str, actions: &[&MaskAction], grant: &str) -> String {

@@ -197,8 +197,14 @@ fn a_request_for_the_pus_of_the_job_only_is_no_attempt_if_the_call_is_known() {
         // A call that is not known may have been for other PUs too.
         m.run(&[10, 11]);
         m.bind(10, 10, "4-5");
-        assert_eq!(kinds(&m.settle()), [MaskActionKind::Repair]);
+        let repaired = m.settle();
+        assert_eq!(kinds(&repaired), [MaskActionKind::Repair]);
         assert_eq!(reported_violations(&m).len(), 1);
+        let expected = format!(
+            "1 thread put back on CPUs 4-5: the program asked for all CPUs of its cpuset, and perhaps for others; CPU \
+             {pinned} instead"
+        );
+        assert_eq!(m.mask_events(repaired)[0].text, expected);
         // The later of two calls was for other PUs.
         m.run(&[10, 11]);
         m.add_affinity_request(10, 10, "4-5");
