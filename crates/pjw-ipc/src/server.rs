@@ -208,14 +208,17 @@ mod tests {
         assert!(reply.starts_with(b"{\"parameters\""), "{}", String::from_utf8_lossy(&reply));
     }
 
-    /// Fills the three slots with connections of the users `uids`. The first `followers` of them follow events. Then a
-    /// user without connections comes. Asserts that the connection with the index `displaced` is closed with the reason,
-    /// and that the others stay.
+    /// The least time for which the only connection of a user stays open. In it, the grace time of a connection ends.
+    const MIN_CONNECTION_TIME: Duration = Duration::from_secs(1);
+
+    /// Fills the three slots with connections of the users `uids`. The first `followers` of them follow events. After
+    /// the time for which their connections are kept, a user without connections comes. Asserts that the connection
+    /// with the index `displaced` is closed with the reason, and that the others stay.
     async fn check_displaced(uids: [u32; 3], followers: usize, displaced: usize) {
         let limits = ServerLimits {
             max_connections: 3,
             reserved_connections: 0,
-            min_connection_time: Duration::ZERO,
+            min_connection_time: MIN_CONNECTION_TIME,
             ..ServerLimits::default()
         };
         let (_running, stop) = watch::channel(false);
@@ -240,6 +243,7 @@ mod tests {
                 }
             }
         }
+        sleep(2 * MIN_CONNECTION_TIME).await;
         let mut newcomer = connect(99);
         exchange(&mut newcomer).await;
         for (index, client) in clients.iter_mut().enumerate() {
@@ -260,10 +264,15 @@ mod tests {
     fn a_user_without_connections_is_served_when_others_have_all() {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         // The only connection of a user that follows events is closed only if none is unused.
-        for (uids, followers, displaced) in
-            [([7, 7, 8], 0, 0), ([7, 7, 8], 1, 0), ([7, 8, 9], 0, 0), ([7, 8, 9], 1, 1), ([7, 8, 9], 3, 0)]
-        {
-            LocalSet::new().block_on(&runtime, check_displaced(uids, followers, displaced));
-        }
+        let cases =
+            [([7, 7, 8], 0, 0), ([7, 7, 8], 1, 0), ([7, 8, 9], 0, 0), ([7, 8, 9], 1, 1), ([7, 8, 9], 3, 0)];
+        LocalSet::new().block_on(&runtime, async {
+            // All cases run at the same time, because each of them waits.
+            let checks = cases
+                .map(|(uids, followers, displaced)| spawn_local(check_displaced(uids, followers, displaced)));
+            for check in checks {
+                check.await.unwrap();
+            }
+        });
     }
 }

@@ -111,8 +111,7 @@ impl Connections {
     ///   these, the oldest connection is chosen. So users who need one of these slots in turn have it equally long: a
     ///   user who comes back has the newest connection.
     /// - A connection that has waited for a request for less than [`GRACE_TIME`] is chosen only if there is no other.
-    ///   Except: the connections of a user with more than [`MAX_CONNECTIONS_WITH_GRACE_TIME`] have no grace time, nor
-    ///   has one that has waited for `min_connection_time`.
+    ///   Except: the connections of a user with more than [`MAX_CONNECTIONS_WITH_GRACE_TIME`] have no grace time.
     /// - Administrators lose none.
     fn displace_one(&self, min_connection_time: Duration) -> bool {
         let mut open = self.open.borrow_mut();
@@ -128,10 +127,8 @@ impl Connections {
             let is_spare = count > 1 || is_unused;
             let can_be_closed = !self.is_administrator(connection.uid)
                 && (is_spare || connection.accepted_at.elapsed() >= min_connection_time);
-            let has_grace = awaits_request
-                && !is_unused
-                && idle_time < GRACE_TIME
-                && count <= MAX_CONNECTIONS_WITH_GRACE_TIME;
+            let has_grace =
+                awaits_request && idle_time < GRACE_TIME && count <= MAX_CONNECTIONS_WITH_GRACE_TIME;
             // All connections that follow events wait since the same event. Their ages differ.
             let since = if is_spare { since } else { connection.accepted_at };
             can_be_closed.then_some((Reverse(has_grace), count, is_spare, Reverse((since, number))))
