@@ -340,8 +340,8 @@ fn on_a_full_disk_jobs_are_released_also_after_the_daemon_was_killed() {
     }
     disk.fill(&names[1]);
     disk.daemon.release(&names[0]).unwrap();
-    disk.daemon.check_after_reply(&before[0], || mask(shells[0].pid()));
-    disk.daemon.check_after_reply(&false, || disk.daemon.job(&names[0]).is_some());
+    disk.daemon.check_after_reply(&disk.daemon.job_id(&names[0]), &before[0], || mask(shells[0].pid()));
+    assert!(disk.daemon.job(&names[0]).is_none());
     let warning = wait_for("the status has a warning", || disk.journal_warning());
     assert!(warning.contains("jobs are only released") && warning.contains("No space left"), "{warning}");
     disk.signal_daemon(nix::sys::signal::Signal::SIGKILL);

@@ -42,7 +42,7 @@ fn two_daemons_beside_each_other_keep_jobs_of_one_name_in_cgroups_of_their_own()
         daemon.call::<Value>("Assign", &request).unwrap();
         let own = daemon.own_cgroups().unwrap();
         let cgroup = own.job_path(&job.parse().unwrap(), CgroupCreator::Warden, CgroupPlace::Usual);
-        daemon.check_after_reply(&Some(cgroup.clone()), || cgroup_of_process(shell.pid()));
+        daemon.check_after_reply(&job, &Some(cgroup.clone()), || cgroup_of_process(shell.pid()));
         let warnings = status(daemon).warnings;
         let warning = warnings.iter().find(|warning| warning.code == "beside").unwrap();
         assert!(warning.text.contains(&own.usual_parent_path()), "{warning:?}");
@@ -52,12 +52,12 @@ fn two_daemons_beside_each_other_keep_jobs_of_one_name_in_cgroups_of_their_own()
     // The end of one leaves the cpusets of the other, and each release restores what was there.
     let remaining = || pjw_tests::cpusets::remaining_cgroups(first.tag());
     second.call::<Value>("Release", &json!({ "job": job })).unwrap();
-    second.check_after_reply(&1, || remaining().len());
+    second.check_after_reply(&job, &1, || remaining().len());
     second.kill();
     assert_eq!(cgroup_of_process(shells[0].pid()).as_ref(), Some(&cgroups[0]));
     first.release("a").unwrap();
-    first.check_after_reply(&before, || masks(&shells.each_ref().map(Shell::pid)));
-    first.check_after_reply(&Vec::<PathBuf>::new(), remaining);
+    first.check_after_reply(&job, &before, || masks(&shells.each_ref().map(Shell::pid)));
+    first.check_after_reply(&job, &Vec::<PathBuf>::new(), remaining);
 }
 
 /// Returns the path of the lock of this user, or of the machine for root.

@@ -46,9 +46,9 @@ fn a_release_restores_the_original_masks() {
         wait_until("the new process is a member", is_known);
         assert_ne!(masks(&[shell.pid(), own, plain]), before, "{enforcement:?}");
         daemon.release("a").unwrap();
-        daemon.check_after_reply(&before, || masks(&[shell.pid(), own, plain]));
+        daemon.check_after_reply(&daemon.job_id("a"), &before, || masks(&[shell.pid(), own, plain]));
         // A process that started in the job gets the mask of its parent.
-        daemon.check_after_reply(&mask(shell.pid()), || mask(late));
+        daemon.check_after_reply(&daemon.job_id("a"), &mask(shell.pid()), || mask(late));
     }
 }
 

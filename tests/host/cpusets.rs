@@ -75,7 +75,7 @@ fn enforcement(daemon: &Daemon, job: &str) -> String {
 /// Checks that a cpuset keeps the job that the daemon has just made or changed.
 #[track_caller]
 fn check_kept_by_cpuset(daemon: &Daemon, job: &str) {
-    daemon.check_after_reply(&"cpuset".to_owned(), || enforcement(daemon, job));
+    daemon.check_after_reply(&daemon.job_id(job), &"cpuset".to_owned(), || enforcement(daemon, job));
 }
 
 /// Returns the texts of the warnings about a job with the code `code`.

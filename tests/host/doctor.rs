@@ -158,8 +158,8 @@ fn doctor_names_the_jobs_of_a_killed_daemon_and_the_remedy() {
     let mut daemon = Daemon::start_with(Enforcement::Cpuset, "");
     let shell = Shell::start();
     let cpus = daemon.assign("left", 1, &[shell.pid()]).unwrap();
-    daemon.check_after_reply(&"cpuset".to_owned(), || daemon.job("left").unwrap().enforcement);
     let id = daemon.job_id("left");
+    daemon.check_after_reply(&id, &"cpuset".to_owned(), || daemon.job("left").unwrap().enforcement);
     // Without its socket, the doctor knows nothing of the daemon but its process and its files.
     let report = run_doctor(Path::new(NO_SOCKET));
     assert!(finding_about(&report, "no-warden", &id).is_none(), "the daemon runs: {report}");

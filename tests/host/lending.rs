@@ -106,10 +106,13 @@ fn a_core_that_its_owner_leaves_idle_is_lent_and_comes_back_when_the_owner_works
         jobs.web.run(&format!("kill {spinner}; wait; echo"));
     }
     wait_for_kinds_of_events(&daemon, &["lent", "revoked", "returned"]);
-    daemon.release("batch").unwrap();
-    daemon.release("web").unwrap();
-    daemon.check_after_reply(&jobs.cgroups_before, || cgroups(jobs.spinner));
-    daemon.check_after_reply(&Vec::<PathBuf>::new(), || remaining_cgroups(daemon.tag()));
+    for job in ["batch", "web"] {
+        daemon.release(job).unwrap();
+        let remaining = || remaining_cgroups(&format!("{job}.{}", daemon.tag()));
+        daemon.check_after_reply(&daemon.job_id(job), &Vec::<PathBuf>::new(), remaining);
+    }
+    daemon.check_after_reply(&daemon.job_id("batch"), &jobs.cgroups_before, || cgroups(jobs.spinner));
+    assert_eq!(remaining_cgroups(daemon.tag()), Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -184,7 +187,7 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
     wait_until("the borrower is frozen", || is_frozen(spinner));
     daemon.release("batch").unwrap();
     wait_until("the released job runs", || runs(spinner));
-    daemon.check_after_reply(&before, || (mask(spinner), cgroups(spinner)));
+    daemon.check_after_reply(&daemon.job_id("batch"), &before, || (mask(spinner), cgroups(spinner)));
     daemon.release("all").unwrap();
     assign(&daemon, "batch", "besteffort", "64", &batch);
     take_all(&daemon);
@@ -215,7 +218,7 @@ fn a_borrower_without_a_core_is_squeezed_onto_the_housekeeping_pus_until_a_core_
         wait_until("it has the free cores again", || has_cores(&daemon, spinner, &own));
     }
     daemon.release("batch").unwrap();
-    daemon.check_after_reply(&before, || (mask(spinner), cgroups(spinner)));
+    daemon.check_after_reply(&daemon.job_id("batch"), &before, || (mask(spinner), cgroups(spinner)));
 }
 
 #[test]

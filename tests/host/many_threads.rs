@@ -157,6 +157,7 @@ fn the_masks_of_all_threads_stay_right_while_few_run() {
         daemon.release("a").unwrap();
         let is_other = |(_, mask): &(u32, String)| *mask != all.to_string();
         // A release gives each thread its mask back.
-        daemon.check_after_reply(&Vec::new(), || masks(&[pid]).into_iter().filter(is_other).collect());
+        let others = || masks(&[pid]).into_iter().filter(is_other).collect();
+        daemon.check_after_reply(&daemon.job_id("a"), &Vec::new(), others);
     }
 }

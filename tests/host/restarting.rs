@@ -35,7 +35,7 @@ fn a_daemon_killed_under_load_has_the_same_grants_afterwards_and_moves_no_proces
     }
     daemon.release("a").unwrap();
     // The original mask is restored.
-    daemon.check_after_reply(&before_all, || mask(shells[0].pid()));
+    daemon.check_after_reply(&daemon.job_id("a"), &before_all, || mask(shells[0].pid()));
 }
 
 #[test]

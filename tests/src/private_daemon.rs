@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -27,6 +28,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(150);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// What the daemon logs if it replies before a change of a cpuset is made, because the change takes too long.
 const DELAYED_CPUSET_CHANGE: &str = "a change of its cpuset was not complete at the end of the cycle";
+/// What the daemon logs when no change of the cpuset of a job is delayed any more.
+const ENDED_CPUSET_CHANGES: &str = "the delayed changes of its cpuset were made or refused";
 /// The number of the last lines of the log that the message of an error contains.
 const LOG_LINES: usize = 10;
 
@@ -39,6 +42,10 @@ pub struct PrivateDaemon {
     dir: TempDir,
     /// Whether the daemon may run beside another one: the argument `--beside`.
     beside: bool,
+    /// The length of the log when the daemon was last started.
+    log_length_at_start: usize,
+    /// The length of the log when a command was last sent to the daemon.
+    log_length_at_command: AtomicUsize,
 }
 
 impl PrivateDaemon {
@@ -57,7 +64,14 @@ impl PrivateDaemon {
     /// The errors of [`PrivateDaemon::new`].
     pub fn new_in(parent: &Path, programs: &Path, config: &str) -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("pjw-private-").tempdir_in(parent)?;
-        let daemon = Self { programs: programs.to_owned(), child: None, dir, beside: true };
+        let daemon = Self {
+            programs: programs.to_owned(),
+            child: None,
+            dir,
+            beside: true,
+            log_length_at_start: 0,
+            log_length_at_command: AtomicUsize::new(0),
+        };
         daemon.configure(config)?;
         Ok(daemon)
     }
@@ -90,6 +104,7 @@ impl PrivateDaemon {
         launcher: &[&str],
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
+        self.log_length_at_start = self.log_length();
         let log = File::options().create(true).append(true).open(self.dir().join("log"))?;
         let mut command = self.command();
         if let [program, arguments @ ..] = launcher {
@@ -167,9 +182,11 @@ impl PrivateDaemon {
         Ok(OwnCgroupNames::for_additional_daemon(self.state_dir().canonicalize()?.as_os_str().as_bytes()))
     }
 
-    /// Returns the command that runs `pjwctl` with `arguments` and with the socket of this daemon.
+    /// Returns the command that runs `pjwctl` with `arguments` and with the socket of this daemon. The command must be
+    /// run before another one is sent to the daemon.
     #[must_use]
     pub fn pjwctl_command(&self, arguments: &[&str]) -> Command {
+        self.note_command();
         let mut command = Command::new(self.programs.join("pjwctl"));
         command.arg("--socket").arg(self.socket()).args(arguments).stdin(Stdio::null());
         command
@@ -219,34 +236,62 @@ impl PrivateDaemon {
     /// # Errors
     /// If the daemon can't be reached, or replies with an error.
     pub fn call<T: DeserializeOwned>(&self, method: &str, parameters: &Value) -> Result<T, ClientError> {
+        if !method.starts_with("Get") {
+            self.note_command();
+        }
         let client = Client::connect(&self.socket());
         client.map_err(|fault| ClientError::Io(io::Error::other(fault)))?.call(method, parameters)
     }
 
-    /// Checks that `read` returns `expected` now, after a reply of the daemon. Only if the daemon has logged that a
-    /// change of a cpuset is delayed, waits until `read` returns `expected`: the daemon makes such a change after its
-    /// reply. Before the kernel moves a process to another cgroup, it lets all forks in progress on the machine end. On
-    /// a busy machine with two cores, that took more than the daemon waits (100 ms) for 2 of 6000 changes.
+    /// Notes that a command is sent to the daemon now. See [`PrivateDaemon::check_after_reply`].
+    fn note_command(&self) {
+        self.log_length_at_command.store(self.log_length(), Ordering::Relaxed);
+    }
+
+    fn log_length(&self) -> usize {
+        let length = fs::metadata(self.dir().join("log")).map_or(0, |log| log.len());
+        usize::try_from(length).unwrap_or(usize::MAX)
+    }
+
+    /// Checks that `read` returns `expected` now, after the reply of the daemon to a command about the job with the id
+    /// `job`. The function waits until `read` returns `expected` only in these cases:
+    ///
+    /// - The daemon has logged that a change of the cpuset of this job is delayed, and not yet that it is complete.
+    /// - The daemon has logged the delay since the last command was sent.
+    ///
+    /// The daemon makes a delayed change after its reply. Before the kernel moves a process to another cgroup, it lets
+    /// all forks in progress on the machine end. On a busy machine with two cores, that took more than the daemon waits
+    /// (100 ms) for 2 of 6000 changes.
     ///
     /// # Panics
     /// If `read` returns another value.
     #[track_caller]
-    pub fn check_after_reply<T: PartialEq + Debug>(&self, expected: &T, mut read: impl FnMut() -> T) {
+    pub fn check_after_reply<T: PartialEq + Debug>(
+        &self,
+        job: &str,
+        expected: &T,
+        mut read: impl FnMut() -> T,
+    ) {
         let found = read();
         if found == *expected {
             return;
         }
         let log = self.log();
-        assert!(self.delayed_cpuset_changes() > 0, "{found:?} instead of {expected:?}; the log:\n{log}");
-        let what = format!("the delayed change of a cpuset is made, and the state is {expected:?}");
+        let from = |begin: usize| log.get(begin..).unwrap_or_default();
+        let of_command = from(self.log_length_at_command.load(Ordering::Relaxed));
+        let is_delayed = has_delayed_change(from(self.log_length_at_start), job)
+            || count_lines(of_command, DELAYED_CPUSET_CHANGE, job) > 0;
+        assert!(is_delayed, "{found:?} instead of {expected:?}; the log:\n{log}");
+        let what =
+            format!("the delayed change of the cpuset of {job} is made, and the state is {expected:?}");
         wait_until(&what, || read() == *expected);
     }
 
-    /// Returns how many times the daemon has logged that a change of a cpuset is delayed
+    /// Returns how many times the daemon has logged that a change of the cpuset of the job with the id `job` is delayed
     /// ([`PrivateDaemon::check_after_reply`]).
     #[must_use]
-    pub fn delayed_cpuset_changes(&self) -> usize {
-        self.log().matches(DELAYED_CPUSET_CHANGE).count()
+    pub fn delayed_cpuset_changes(&self, job: &str) -> usize {
+        count_lines(&self.log(), DELAYED_CPUSET_CHANGE, job)
     }
 
     /// Sends the daemon a signal.
@@ -282,5 +327,36 @@ impl PrivateDaemon {
 impl Drop for PrivateDaemon {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Returns whether a change of the cpuset of the job with the id `job` is delayed at the end of `log`.
+fn has_delayed_change(log: &str, job: &str) -> bool {
+    count_lines(log, DELAYED_CPUSET_CHANGE, job) > count_lines(log, ENDED_CPUSET_CHANGES, job)
+}
+
+/// Returns the number of lines of `log` with `text` about the job with the id `job`.
+fn count_lines(log: &str, text: &str, job: &str) -> usize {
+    let field = format!("job={job}");
+    log.lines().filter(|line| line.contains(text) && line.split(' ').any(|word| word == field)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_delayed_change_of_the_same_job_that_is_not_complete_is_found_in_the_log() {
+        let line =
+            |text: &str, job: &str| format!("2026-01-01T00:00:00.000Z  INFO {text} job=manual:{job}\n");
+        let mut log = line(&format!("{DELAYED_CPUSET_CHANGE}: its processes leave the cpuset later"), "a");
+        assert!(has_delayed_change(&log, "manual:a"));
+        assert!(!has_delayed_change(&log, "manual:ab") && !has_delayed_change(&log, "manual:b"));
+        log += &line(ENDED_CPUSET_CHANGES, "b");
+        assert!(has_delayed_change(&log, "manual:a"));
+        log += &line(ENDED_CPUSET_CHANGES, "a");
+        assert!(!has_delayed_change(&log, "manual:a"));
+        log += &line(DELAYED_CPUSET_CHANGE, "a");
+        assert!(has_delayed_change(&log, "manual:a"));
     }
 }

@@ -200,7 +200,7 @@ fn a_command_is_inside_before_its_first_instruction() {
         // cat reads these two files first of all.
         let arguments =
             ["run", "--cores", "1", "--job", &id, "--", "cat", "/proc/self/status", "/proc/self/cgroup"];
-        let delayed_before = daemon.delayed_cpuset_changes();
+        let delayed_before = daemon.delayed_cpuset_changes(&id);
         let output = daemon.pjwctl(&arguments);
         assert!(output.status.success(), "{output:?}");
         let texts = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -210,7 +210,7 @@ fn a_command_is_inside_before_its_first_instruction() {
         let cgroup = cgroup_of_job(&daemon, "a");
         // Until a delayed move to the cpuset is made, the mask keeps the command on its cores.
         let is_in_cpuset = texts.lines().any(|line| line.ends_with(&format!(":{cgroup}")));
-        assert!(is_in_cpuset || daemon.delayed_cpuset_changes() > delayed_before, "{texts}");
+        assert!(is_in_cpuset || daemon.delayed_cpuset_changes(&id) > delayed_before, "{texts}");
         wait_until("the job is over, and its cgroup is removed", || {
             daemon.status().jobs.is_empty() && !cgroup_dir(&cgroup).exists()
         });
@@ -420,9 +420,9 @@ fn a_process_in_a_foreign_cgroup_is_not_moved_unless_pjwctl_started_it() {
     let arguments: Vec<&str> =
         std::iter::once(ctl.get_program()).chain(ctl.get_args()).map(|word| word.to_str().unwrap()).collect();
     let cgroup = cgroup_of_job(&daemon, "b");
-    let delayed_before = daemon.delayed_cpuset_changes();
+    let delayed_before = daemon.delayed_cpuset_changes(&daemon.job_id("b"));
     let texts = shell.run(&format!("{} -- grep -c ':{cgroup}$' /proc/self/cgroup", arguments.join(" ")));
-    let is_delayed = daemon.delayed_cpuset_changes() > delayed_before;
+    let is_delayed = daemon.delayed_cpuset_changes(&daemon.job_id("b")) > delayed_before;
     assert!(texts == "1" || is_delayed, "the command of pjwctl run is in its own cpuset: {texts}");
     drop(shell);
 }

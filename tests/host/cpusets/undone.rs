@@ -181,7 +181,8 @@ fn a_release_restores_masks_and_cgroups_and_removes_the_cpuset() {
     for job in ["a", "b"] {
         daemon.release(job).unwrap();
         // The cgroup is removed before the release is answered.
-        daemon.check_after_reply(&false, || cgroup_dir(&cgroup_of_job(&daemon, job)).exists());
+        let is_left = || cgroup_dir(&cgroup_of_job(&daemon, job)).exists();
+        daemon.check_after_reply(&daemon.job_id(job), &false, is_left);
     }
     jobs.wait_until_restored(&daemon);
     assert_eq!(daemon.status().warnings.iter().find(|warning| warning.code == "wall-stays"), None);
@@ -205,9 +206,9 @@ fn check_job_named_like_a_file(daemon: &mut Daemon, name: &str, enforced_by: &st
     let before = (mask(shell.pid()), cgroup_of_process(shell.pid()));
     let id = format!("manual:{name}");
     let request = json!({ "job": id, "cores": 1, "pids": [shell.pid()] });
-    let delayed_before = daemon.delayed_cpuset_changes();
+    let delayed_before = daemon.delayed_cpuset_changes(&id);
     let reply: Value = daemon.call("Assign", &request).unwrap();
-    let is_delayed = daemon.delayed_cpuset_changes() > delayed_before;
+    let is_delayed = daemon.delayed_cpuset_changes(&id) > delayed_before;
     assert!(reply["job"]["enforcement"] == enforced_by || is_delayed, "{reply}");
     let granted: CpuSet = reply["job"]["cpus"].as_str().unwrap().parse().unwrap();
     assert_eq!(mask(shell.pid()), granted);
@@ -216,14 +217,14 @@ fn check_job_named_like_a_file(daemon: &mut Daemon, name: &str, enforced_by: &st
         names.job_path(&id.parse().unwrap(), CgroupCreator::Warden, CgroupPlace::Usual)
     });
     if let Some(cgroup) = &cgroup {
-        daemon.check_after_reply(&Some(cgroup.clone()), || cgroup_of_process(shell.pid()));
+        daemon.check_after_reply(&id, &Some(cgroup.clone()), || cgroup_of_process(shell.pid()));
         assert_eq!(read_file(cgroup, "cpuset.cpus"), granted.to_string());
     }
     daemon.call::<Value>("Release", &json!({ "job": id })).unwrap();
     wait_until("the process is as before", || (mask(shell.pid()), cgroup_of_process(shell.pid())) == before);
     let is_left = || cgroup.as_ref().is_some_and(|cgroup| cgroup_dir(cgroup).exists());
-    daemon.check_after_reply(&false, is_left);
-    daemon.check_after_reply(&false, || daemon.status().jobs.iter().any(|job| job.id == id));
+    daemon.check_after_reply(&id, &false, is_left);
+    assert!(daemon.status().jobs.iter().all(|job| job.id != id));
     drop(shell);
     let records = |daemon: &Daemon| {
         let read = |file| std::fs::read_to_string(daemon.state_dir().join(file)).unwrap_or_default();
@@ -305,7 +306,8 @@ fn the_cpusets_of_a_killed_daemon_stay_and_the_next_daemon_uses_them() {
     }
     daemon.release("a").unwrap();
     let released = (all_cpus(&daemon), Some("/".to_owned()));
-    daemon.check_after_reply(&released, || (mask(shell.pid()), cgroup_of_process(shell.pid())));
+    let found = || (mask(shell.pid()), cgroup_of_process(shell.pid()));
+    daemon.check_after_reply(&daemon.job_id("a"), &released, found);
 }
 
 #[test]
@@ -336,5 +338,5 @@ fn a_change_to_enforcement_by_masks_removes_the_cpuset_and_keeps_the_cores() {
     wait_until("the job has a cpuset again", || enforcement(&daemon, "a") == "cpuset");
     assert_eq!(cgroup_of_process(own), Some(cgroup));
     daemon.release("a").unwrap();
-    daemon.check_after_reply(&before, || masks(&[shell.pid(), own]));
+    daemon.check_after_reply(&daemon.job_id("a"), &before, || masks(&[shell.pid(), own]));
 }

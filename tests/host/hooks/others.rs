@@ -295,8 +295,8 @@ fn an_epilog_restores_the_masks_of_remaining_processes() {
     end("78").assert_silent_success();
     assert_ne!(mask(remaining.pid()), before, "the epilog of another job changes nothing");
     end("77").assert_silent_success();
-    daemon.check_after_reply(&before, || mask(remaining.pid()));
-    daemon.check_after_reply(&daemon.status().node.cpus, || daemon.status().pool.free);
+    daemon.check_after_reply("slurm:77", &before, || mask(remaining.pid()));
+    assert_eq!(daemon.status().pool.free, daemon.status().node.cpus);
     drop(remaining);
     wait_until("the job is over", || daemon.status().jobs.is_empty());
 }
