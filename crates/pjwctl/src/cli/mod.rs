@@ -2,6 +2,7 @@
 //! this definition.
 
 mod advise;
+mod after_help;
 mod core_count;
 mod cores_unit;
 pub mod doctor;
@@ -99,17 +100,10 @@ pub enum CliCommand {
     #[command(after_help = report::EXAMPLES)]
     Report(ReportArgs),
     /// Give cores to a job, and add processes to it; a second call changes nothing
-    #[command(after_help = "Examples:\n  \
-        pjwctl assign mytest --cores 4 --pid 4711      four cores for process 4711 and its descendants\n  \
-        pjwctl assign mytest --cores 6                 the same job, resized\n  \
-        pjwctl assign io --cpus 0-1 --session 4200     exactly these CPUs for a session\n\n\
-        Prints the job and its CPUs. If not enough cores are free, the job is refused, waits or shares cores, \
-        depending on on_exhausted in pjwd's configuration. A waiting job has no CPUs yet. \
-        A job created without processes keeps its cores until it is released, or has had no process for \
-        reservation_timeout (24h unless configured). A job created with processes ends with the last of them.")]
+    #[command(after_help = after_help::ASSIGN)]
     Assign(AssignArgs),
     /// Release a job: free its cores and restore the masks of its processes
-    #[command(group = ArgGroup::new("which").required(true).args(["job", "all"]))]
+    #[command(group = ArgGroup::new("which").required(true).args(["job", "all"]), after_help = after_help::RELEASE)]
     Release {
         /// The job, as in slurm:123 or mytest
         job: Option<String>,
