@@ -137,7 +137,8 @@ fn configuration_finding(problem: &ConfigurationProblem) -> Finding {
         }
         ConfigurationProblem::CheckTimedOut { time_limit_s, check_command } => {
             let text = format!(
-                "it is unknown whether pjwd can start with its configuration: the check did not end within {time_limit_s} s, and was killed"
+                "it is unknown whether pjwd can start with its configuration: the check did not end within \
+                 {time_limit_s} s, and was killed"
             );
             let remedy = format!(
                 "check that the disk or the server of the file responds: {check_command} must end; then start pjwd"

@@ -11,8 +11,8 @@ const MAX_ADDRESSES: u64 = 128;
 /// The largest number of ranges from which the addresses come. Most other ranges are small, such as the stacks of
 /// threads, of which hardly any page is in memory.
 const MAX_RANGES: usize = 32;
-/// A sample with fewer pages in memory says nothing. The standard error of a share of 32 pages is at most 9 %.
-const MIN_PAGES: usize = 32;
+/// A sample with fewer pages in memory says nothing. The standard error of a share of 64 pages is at most 6 %.
+const MIN_PAGES: u64 = 64;
 /// The distance between two addresses is at least this size, in bytes: the smallest size of a page.
 const MIN_DISTANCE: u64 = 4096;
 
@@ -22,8 +22,8 @@ const MIN_DISTANCE: u64 = 4096;
 pub struct PageSample {
     /// The addresses, at most 128. Empty if the ranges are empty.
     pub addresses: Vec<u64>,
-    /// The part of the ranges for which each address stands, in bytes.
-    bytes_per_address: u64,
+    /// The size of the sampled ranges, in bytes.
+    range_bytes: u64,
 }
 
 impl PageSample {
@@ -33,28 +33,42 @@ impl PageSample {
     pub fn choose(mut ranges: Vec<Range<u64>>, seed: u64) -> Self {
         ranges.sort_by_key(|range| (Reverse(size(range)), range.start));
         ranges.truncate(MAX_RANGES);
-        let total = ranges.iter().map(size).fold(0, u64::saturating_add);
-        let count = MAX_ADDRESSES.min(total / MIN_DISTANCE);
-        let bytes_per_address = total.checked_div(count).unwrap_or(0);
+        let range_bytes = ranges.iter().map(size).fold(0, u64::saturating_add);
+        let count = MAX_ADDRESSES.min(range_bytes / MIN_DISTANCE);
+        let bytes_per_address = range_bytes.checked_div(count).unwrap_or(0);
         // Addresses at equal distances would not do: where pages alternate between two nodes, all can be on one node.
         let offset = |part: u64| {
             part * bytes_per_address + random_number(seed.wrapping_add(part)) % bytes_per_address.max(1)
         };
         let addresses = (0..count).filter_map(|part| address_at(&ranges, offset(part))).collect();
-        Self { addresses, bytes_per_address }
+        Self { addresses, range_bytes }
     }
 
     /// Returns an estimate of the memory in the sampled ranges on each NUMA node, in bytes, by the kernel's number of
     /// the node. `nodes` has the node of the page at each of the addresses. `None` stands for a page that is not in
-    /// memory, which does not count. Returns `None` if fewer than 32 pages are in memory: these say too little.
+    /// memory, which does not count. `anonymous_bytes` is the anonymous memory of the process, as the kernel counts it.
+    /// The sum of the estimate is this size, or the size of the sampled ranges if that is smaller. Returns `None` if
+    /// fewer than 64 pages are in memory: these say too little.
     #[must_use]
-    pub fn estimate_bytes_by_node(&self, nodes: &[Option<u32>]) -> Option<BTreeMap<u32, u64>> {
-        let mut bytes_by_node: BTreeMap<u32, u64> = BTreeMap::new();
+    pub fn estimate_bytes_by_node(
+        &self,
+        nodes: &[Option<u32>],
+        anonymous_bytes: u64,
+    ) -> Option<BTreeMap<u32, u64>> {
+        let mut pages_by_node: BTreeMap<u32, u64> = BTreeMap::new();
         for &node in nodes.iter().flatten() {
-            let bytes = bytes_by_node.entry(node).or_default();
-            *bytes = bytes.saturating_add(self.bytes_per_address);
+            *pages_by_node.entry(node).or_default() += 1;
         }
-        (nodes.iter().flatten().count() >= MIN_PAGES).then_some(bytes_by_node)
+        let all_pages: u64 = pages_by_node.values().sum();
+        // The number of pages found times the size for which an address stands would have the error of the part of the
+        // ranges that is in memory too.
+        let bytes = u128::from(self.range_bytes.min(anonymous_bytes));
+        let bytes_of = |pages: u64| u64::try_from(bytes * u128::from(pages) / u128::from(all_pages));
+        let estimate = || {
+            let by_node = pages_by_node.iter();
+            by_node.map(|(&node, &pages)| (node, bytes_of(pages).unwrap_or(u64::MAX))).collect()
+        };
+        (all_pages >= MIN_PAGES).then(estimate)
     }
 }
 
@@ -126,17 +140,24 @@ mod tests {
         let sample = sample_of(0..1024 * MIB);
         let node = |address: &u64| u32::from(!(address / 4096).is_multiple_of(2));
         let nodes: Vec<Option<u32>> = sample.addresses.iter().map(|address| Some(node(address))).collect();
-        let by_node = sample.estimate_bytes_by_node(&nodes).unwrap();
+        let by_node = sample.estimate_bytes_by_node(&nodes, u64::MAX).unwrap();
         assert!(by_node[&0] > 300 * MIB && by_node[&1] > 300 * MIB, "{by_node:?}");
         assert_eq!(by_node[&0] + by_node[&1], 1024 * MIB);
     }
 
     #[test]
-    fn pages_that_are_not_in_memory_do_not_count_and_few_pages_say_nothing() {
+    fn the_pages_found_give_the_shares_of_the_anonymous_memory_and_few_pages_say_nothing() {
         let sample = sample_of(0..128 * MIB);
-        let nodes = |present: usize| [vec![Some(1); present], vec![None; 128 - present]].concat();
-        assert_eq!(sample.estimate_bytes_by_node(&nodes(32)), Some(BTreeMap::from([(1, 32 * MIB)])));
-        assert_eq!(sample.estimate_bytes_by_node(&nodes(31)), None);
-        assert_eq!(sample.estimate_bytes_by_node(&[]), None);
+        let nodes = |near: usize, far: usize| {
+            [vec![Some(0); near], vec![Some(1); far], vec![None; 128 - near - far]].concat()
+        };
+        let estimate =
+            |near, far, anonymous| sample.estimate_bytes_by_node(&nodes(near, far), anonymous * MIB);
+        let bytes = |near: u64, far: u64| Some(BTreeMap::from([(0, near * MIB), (1, far * MIB)]));
+        assert_eq!(estimate(16, 48, 80), bytes(20, 60), "how many pages were found changes only the shares");
+        assert_eq!(estimate(32, 96, 80), bytes(20, 60));
+        assert_eq!(estimate(32, 96, 1000), bytes(32, 96), "of memory outside the ranges nothing is known");
+        assert_eq!(estimate(15, 48, 80), None, "63 pages");
+        assert_eq!(sample.estimate_bytes_by_node(&[], 80 * MIB), None);
     }
 }

@@ -1,13 +1,13 @@
 //! Remote NUMA memory: memory of a process in other NUMA nodes than those in which its hot threads run.
 
-use crate::basics::{Pid, Pu, prelude::*};
+use crate::basics::{ProcessId, Pu, prelude::*};
 use crate::diagnosis::words::{bytes_text, counted_noun, join_names};
 use crate::machine::{Topology, TopologyDomain, TopologyLevel};
 
 /// A process is reported if at least this share of its memory is remote NUMA memory, in permille.
 const MIN_REMOTE_PERMILLE: u128 = 750;
 /// The same share by a sample of the memory. It is larger, because a sample has a standard error: 4 percentage points
-/// with 128 pages, and 7 with 32.
+/// with 128 pages, and 5 with 64.
 const MIN_REMOTE_PERMILLE_OF_SAMPLE: u128 = 800;
 /// A process with less remote NUMA memory than this, in bytes, is not reported: such memory fits into caches, so that
 /// its place matters little.
@@ -34,8 +34,8 @@ impl MemoryByNode {
 
     /// Makes the value for a process of which a sample of pages was looked up. `bytes_by_node` is the estimate from the
     /// sample ([`PageSample::estimate_bytes_by_node`](super::page_sample::PageSample::estimate_bytes_by_node)).
-    /// `resident_bytes` is the resident memory of the process. The part of it that the estimate does not cover, such as
-    /// mapped files, never counts as remote.
+    /// `resident_bytes` is the resident memory of the process, with its huge pages. The part of it that the estimate
+    /// does not cover, such as mapped files and huge pages of hugetlbfs, never counts as remote.
     #[must_use]
     pub fn from_sample(bytes_by_node: BTreeMap<u32, u64>, resident_bytes: u64) -> Self {
         let unknown_bytes = resident_bytes.saturating_sub(sum(bytes_by_node.values()));
@@ -47,9 +47,10 @@ impl MemoryByNode {
 /// its memory on each NUMA node. A thread is hot if it runs or waits for a PU most of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotProcessMemory {
-    /// The process id.
-    pub pid: Pid,
-    /// The PU on which each hot thread ran last.
+    /// The pid and the start time of the process.
+    pub id: ProcessId,
+    /// The PU on which each hot thread ran last. Includes the hot threads of other processes that share the address
+    /// space.
     pub last_cpus: Vec<Pu>,
     /// The memory of the process on each NUMA node.
     pub memory: MemoryByNode,
@@ -60,9 +61,9 @@ pub struct HotProcessMemory {
 /// memory has a higher latency and a lower bandwidth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteNumaMemory {
-    /// The process id.
-    pub pid: Pid,
-    /// The number of hot threads of the process.
+    /// The pid and the start time of the process.
+    pub id: ProcessId,
+    /// The number of hot threads that use the memory.
     pub hot_threads: usize,
     /// The NUMA nodes in which the hot threads ran last, by the kernel's numbers.
     pub thread_nodes: BTreeSet<u32>,
@@ -108,7 +109,7 @@ impl RemoteNumaMemory {
         format!(
             "move the memory: migratepages {} {} {to} (package numactl); for new processes, --within-job packed keeps children \
              where the parent's memory is",
-            self.pid, self.memory_node
+            self.id.pid, self.memory_node
         )
     }
 }
@@ -155,7 +156,7 @@ fn remote_numa_memory(topology: &Topology, process: &HotProcessMemory) -> Option
     let is_most = u128::from(remote_bytes) * 1000 >= u128::from(total_bytes) * min_permille;
     let (&memory_node, _) = remote().max_by_key(|&(&node, &bytes)| (bytes, core::cmp::Reverse(node)))?;
     (!thread_nodes.is_empty() && is_most && remote_bytes >= MIN_REMOTE_BYTES).then_some(RemoteNumaMemory {
-        pid: process.pid,
+        id: process.id,
         hot_threads: process.last_cpus.len(),
         thread_nodes,
         memory_node,
@@ -172,14 +173,16 @@ fn sum<'a>(sizes: impl Iterator<Item = &'a u64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::basics::{Pid, StartTime};
     use crate::testing::regular_topology;
 
+    const PROCESS: ProcessId = ProcessId { pid: Pid(7), start: StartTime(1) };
     const MIB: u64 = 1 << 20;
 
     /// Two NUMA nodes of four PUs: node 0 has the PUs 0-3.
     fn found_in(last_cpus: &[u32], memory: MemoryByNode) -> Vec<RemoteNumaMemory> {
         let last_cpus = last_cpus.iter().copied().map(Pu).collect();
-        let process = HotProcessMemory { pid: Pid(7), last_cpus, memory };
+        let process = HotProcessMemory { id: PROCESS, last_cpus, memory };
         find_remote_numa_memory(&regular_topology(2, 1, 1, 4, 1), &[process])
     }
 
@@ -265,7 +268,7 @@ mod tests {
     fn memory_on_a_node_that_has_the_same_pus_as_the_node_to_which_they_belong_is_left_out() {
         let topology = with_nodes([("0-3", 1 << 30), ("0-3", 1 << 30)]);
         let memory = MemoryByNode::from_all_pages(bytes(&[(0, 100), (1, 900)]));
-        let process = HotProcessMemory { pid: Pid(7), last_cpus: vec![Pu(0)], memory };
+        let process = HotProcessMemory { id: PROCESS, last_cpus: vec![Pu(0)], memory };
         assert_eq!(find_remote_numa_memory(&topology, &[process]), []);
         assert!(!can_have_remote_numa_memory(&topology));
     }

@@ -34,14 +34,17 @@ pub struct ProcessMemoryUse {
 }
 
 /// The memory use of a process, as the file `/proc/PID/status` shows it: the resident memory, the anonymous
-/// part of the resident memory, the page tables, and the swapped-out memory. The kernel maintains these values
-/// as counters, so that reading them is fast. All sizes are in bytes.
+/// part of the resident memory, the huge pages of hugetlbfs, the page tables, and the swapped-out memory. The kernel
+/// maintains these values as counters, so that reading them is fast. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProcessMemoryCounters {
-    /// The resident set size: all pages in memory that the process maps.
+    /// The resident set size: all pages in memory that the process maps, except the huge pages of hugetlbfs.
     pub rss: u64,
     /// The part of `rss` that is anonymous memory: heap, stack, and changed pages of private mappings.
     pub anonymous: u64,
+    /// The huge pages of hugetlbfs that the process uses: by `MAP_HUGETLB` of mmap(2), or by files of a hugetlbfs.
+    /// They are in neither `rss` nor `anonymous`.
+    pub huge_pages: u64,
     /// The size of the page tables.
     pub page_tables: u64,
     /// The anonymous memory that is swapped out.
@@ -122,6 +125,7 @@ pub fn parse_memory_counters(status_text: &[u8]) -> ProcessMemoryCounters {
     ProcessMemoryCounters {
         rss: field("VmRSS:"),
         anonymous: field("RssAnon:"),
+        huge_pages: field("HugetlbPages:"),
         page_tables: field("VmPTE:"),
         swap: field("VmSwap:"),
     }
@@ -191,13 +195,15 @@ mod tests {
 
     #[test]
     fn counters_are_read_from_status_and_are_zero_without_memory() {
-        let text = "Name:\tVmRSS:\\n\nVmRSS:\t  1000 kB\nRssAnon:\t   600 kB\nVmPTE:\t    44 kB\nVmSwap:\t       8 kB\n";
+        let text = "Name:\tVmRSS:\\n\nVmRSS:\t  1000 kB\nRssAnon:\t   600 kB\nVmPTE:\t    44 kB\n\
+                    VmSwap:\t       8 kB\nHugetlbPages:\t    2048 kB\n";
         let counters = parse_memory_counters(text.as_bytes());
         assert_eq!(
             counters,
             ProcessMemoryCounters {
                 rss: 1000 << 10,
                 anonymous: 600 << 10,
+                huge_pages: 2048 << 10,
                 page_tables: 44 << 10,
                 swap: 8 << 10
             }

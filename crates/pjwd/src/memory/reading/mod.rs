@@ -388,7 +388,7 @@ fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut Jo
         let pid = process.pid;
         match proc.read_memory_counters(thread.unwrap_or(pid)) {
             Ok(_) if !is_alive(proc, process) => reading.ended_processes += 1,
-            Ok(ProcessMemoryCounters { rss, anonymous: anonymous_bytes, page_tables, swap }) => {
+            Ok(ProcessMemoryCounters { rss, anonymous: anonymous_bytes, page_tables, swap, .. }) => {
                 if address_space.is_none_or(|space| counted.insert(space)) {
                     anonymous.push(anonymous_bytes);
                 }
