@@ -1,9 +1,16 @@
 //! Short constructors for tests.
 #![allow(clippy::expect_used, reason = "a test may fail")]
 
+use alloc::sync::Arc;
+use core::time::Duration;
+
 use crate::basics::{Comm, CpuSet, Nanos, Pid, ProcessId, StartTime, Uid, prelude::*};
 use crate::machine::topology::{RegularShape, Topology};
-use crate::terms::{Grant, GrantedBy, JobId, Ownership, Process};
+use crate::state::WardenState;
+use crate::terms::{
+    AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, Grant, GrantedBy, JobId, Ownership, Process,
+    SharedAddressSpace,
+};
 
 /// Parses a set of PUs from a CPU list, such as `0-3,8`. For tests.
 ///
@@ -67,6 +74,18 @@ pub fn process(pid: u32, uid: u32) -> Process {
         threads: None,
         has_all_threads: true,
         idle_until: None,
+    }
+}
+
+/// Makes `state` know that `processes` share an address space, as two scans of the daemon would. For tests.
+pub fn share_address_space(state: &mut WardenState, processes: &[ProcessId]) {
+    let user = |&id: &ProcessId| AddressSpaceUser { id, check: AddressSpaceCheck::Sharing };
+    let users = processes.iter().map(user).collect();
+    let shared = vec![SharedAddressSpace { number: 1, users }];
+    let list = Arc::new(AddressSpaceList { shared, unread_reason: None });
+    for second in [1, 2] {
+        let at = Nanos(second * 1_000_000_000);
+        state.address_spaces.update(&list, at, Duration::from_secs(1));
     }
 }
 

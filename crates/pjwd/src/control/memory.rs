@@ -31,7 +31,6 @@ use super::query::{Query, QueryAnswer};
 use super::server::{ControlService, parse_job_id_argument};
 use super::settings::ControlSettings;
 use crate::memory::MemorySettings;
-use crate::memory::reader::MemoryReader;
 use crate::memory::reading::{DeniedProcess, JobMemoryReading, JobProcess, ReadingError, ReadingKind};
 use crate::memory::records::{MemoryRecords, MemorySample};
 use crate::memory::turns::TurnRequester;
@@ -144,7 +143,7 @@ impl ControlService {
         };
         let remote = match kind {
             ReadingKind::PagesByNode => self.find_remote_numa_memory(&id, &reading).await?,
-            _ => self.sampled_remote_numa_memory(&id),
+            _ => self.sampled_remote_numa_memory(&id).await,
         };
         let far = remote.iter().map(remote_memory_to_wire).collect();
         let memory = Box::new(wire::Memory { far, ..self.memory_to_wire(&id, &reading) });
@@ -169,15 +168,6 @@ impl ControlService {
         (!requester.is_admin).then(recent).flatten()
     }
 
-    /// Returns the thread that makes readings of the kind `kind`. Estimates and samples do not wait for the slow
-    /// readings of pages.
-    fn memory_reader(&self, kind: ReadingKind) -> &MemoryReader {
-        match kind {
-            ReadingKind::Estimate | ReadingKind::Counters | ReadingKind::NodeSample => &self.estimate_reader,
-            ReadingKind::Pages | ReadingKind::PagesByNode => &self.page_reader,
-        }
-    }
-
     /// Measures the memory use of the job `id` by the method `kind`, stores the result, and returns it. Except: a
     /// sample of pages is not stored. First waits until the thread that measures memory is free for `requester`. If
     /// another call has stored a recent measurement during the wait, and `requester` is no administrator, returns the
@@ -192,19 +182,20 @@ impl ControlService {
         requester: MeasurementRequester,
     ) -> Result<Arc<JobMemoryReading>, CallError> {
         let max_waiting = if requester.is_admin { usize::MAX } else { MAX_WAITING };
-        let turn = self.memory_reader(kind).turns.wait_for_turn(requester.turn_requester, max_waiting).await;
+        let reader = self.memory_readers.reader_of(kind);
+        let turn = reader.turns.wait_for_turn(requester.turn_requester, max_waiting).await;
         let turn = turn.map_err(|error| CallError::Busy(error.to_string()))?;
         let since = self.forget_readings_of_earlier_job(id)?;
         // Calls at the same time share one reading.
         if let Some(recent) = self.recent_reading(id, kind, requester) {
             return Ok(recent);
         }
-        let processes = self.processes_to_read(id, kind).await?;
+        let processes = self.processes_to_read(id, &since, kind).await?;
         let owner = self.published_job(id)?.owner;
         let wanted = Arc::new(());
         // A clone in the task keeps the reading of a user who is no administrator wanted, also without the caller.
         let clone_of_task = (!requester.is_admin).then(|| Arc::clone(&wanted));
-        let reading = self.memory_reader(kind).request_reading(
+        let reading = reader.request_reading(
             owner,
             processes,
             kind,
@@ -229,15 +220,29 @@ impl ControlService {
         result.map_err(|error| refused(id, &error))
     }
 
-    /// Returns the processes of the job `id` that a reading of the kind `kind` reads. Refuses the call if there is no
-    /// such job.
-    async fn processes_to_read(&self, id: &JobId, kind: ReadingKind) -> Result<Vec<JobProcess>, CallError> {
+    /// Returns the processes of the job `id` that a reading of the kind `kind` reads. `since` is when the job began, as
+    /// the status shows it. Refuses the call if there is no such job.
+    async fn processes_to_read(
+        &self,
+        id: &JobId,
+        since: &str,
+        kind: ReadingKind,
+    ) -> Result<Vec<JobProcess>, CallError> {
         let is_sample = kind == ReadingKind::NodeSample;
-        let query = if is_sample { Query::ProcessesToSample } else { Query::MemberProcesses };
-        match self.query_loop(query(id.clone())).await? {
-            QueryAnswer::MemberProcesses(Some(processes)) => Ok(processes),
-            _ => Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string())),
+        let query = if is_sample {
+            let order = self.memory_records.borrow_mut().node_findings_mut(id, since).next_order();
+            Query::ProcessesToSample { job: id.clone(), order }
+        } else {
+            Query::MemberProcesses(id.clone())
+        };
+        let answer = self.query_loop(query).await?;
+        let QueryAnswer::MemberProcesses(Some(processes)) = answer else {
+            return Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()));
+        };
+        if is_sample {
+            self.memory_records.borrow_mut().node_findings_mut(id, since).begin_sample(&processes);
         }
+        Ok(processes)
     }
 
     /// Sends `warnings`, the predicted memory shortages of jobs, to the event loop, which publishes the warnings in the

@@ -18,6 +18,7 @@ use pjw_linux::sys::clock;
 use tokio::time::{Instant, sleep};
 
 use super::memory::MeasurementRequester;
+use super::memory_findings::memory_by_node;
 use super::server::ControlService;
 use crate::memory::reading::ReadingKind;
 use crate::memory::turns::TurnRequester;
@@ -133,26 +134,29 @@ impl ControlService {
         }
     }
 
-    /// Takes a sample of the pages of those processes of the job `id` that have hot threads. Stores which of them have
-    /// most of their memory on other NUMA nodes than these threads. Returns the CPU time of the sample. Does nothing on
-    /// a machine with one NUMA node, and takes no sample of a job without hot threads.
+    /// Takes a sample of the pages of processes of the job `id` that have hot threads. Stores which of them have most
+    /// of their memory on other NUMA nodes than these threads. Returns the CPU time of the sample. Does nothing on a
+    /// machine with one NUMA node, or if the job has no hot threads.
     async fn sample_numa_nodes(&self, id: &JobId, requester: MeasurementRequester) -> Duration {
         if self.status.borrow().summary.node.numa_nodes < 2 {
             return Duration::ZERO;
         }
         let Ok(job) = self.published_job(id) else { return Duration::ZERO };
-        let (mut cost, mut remote) = (Duration::ZERO, Vec::new());
+        if job.hot == 0 {
+            return Duration::ZERO;
+        }
         // Processes that have ended or that can't be read are no error, and nothing is known of them then.
-        if job.hot > 0
-            && let Ok(reading) = self.measure_in_turn(id, ReadingKind::NodeSample, requester).await
+        let Ok(reading) = self.measure_in_turn(id, ReadingKind::NodeSample, requester).await else {
+            return Duration::ZERO;
+        };
+        if let Ok(remote) = self.find_remote_numa_memory(id, &reading).await
+            && self.published_job(id).is_ok_and(|now| now.since == job.since)
         {
-            cost = reading.cost;
-            remote = self.find_remote_numa_memory(id, &reading).await.unwrap_or_default();
+            let mut records = self.memory_records.borrow_mut();
+            let findings = records.node_findings_mut(id, &job.since);
+            findings.record(memory_by_node(&reading), &remote, reading.at.since_boot);
         }
-        if self.published_job(id).is_ok_and(|now| now.since == job.since) {
-            self.memory_records.borrow_mut().set_remote_numa_memory(id, &job.since, remote);
-        }
-        cost
+        reading.cost
     }
 
     fn is_warned(&self, id: &str) -> bool {

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 
 use pjw_core::diagnosis::map_lock::MmapLockWaits;
 use pjw_core::diagnosis::remote_numa_memory::{MemoryByNode, RemoteNumaMemory};
+use pjw_core::ids::Pid;
 use pjw_core::job::JobId;
 use pjw_core::memory::ProcessMemory;
 use pjw_ipc::call::{self, CallError};
 use pjw_ipc::wire;
+use pjw_linux::sys::clock;
 
 use super::query::{Query, QueryAnswer};
 use super::server::ControlService;
@@ -26,12 +28,16 @@ impl ControlService {
         id: &JobId,
         reading: &JobMemoryReading,
     ) -> Result<Vec<RemoteNumaMemory>, CallError> {
-        let processes = reading.processes.iter().filter(|process| !process.bytes_by_node.is_empty());
-        let memory = |process: &ProcessMemory| match reading.kind {
-            ReadingKind::NodeSample => MemoryByNode::from_sample(process.bytes_by_node.clone(), process.rss),
-            _ => MemoryByNode::from_all_pages(process.bytes_by_node.clone()),
-        };
-        let by_node: BTreeMap<_, _> = processes.map(|process| (process.pid, memory(process))).collect();
+        self.compare_with_hot_threads(id, memory_by_node(reading)).await
+    }
+
+    /// Returns those processes of the job `id` most of whose memory is on NUMA nodes where none of their hot threads
+    /// runs now. `by_node` has the memory of the processes.
+    async fn compare_with_hot_threads(
+        &self,
+        id: &JobId,
+        by_node: BTreeMap<Pid, MemoryByNode>,
+    ) -> Result<Vec<RemoteNumaMemory>, CallError> {
         if by_node.is_empty() {
             return Ok(Vec::new());
         }
@@ -41,26 +47,34 @@ impl ControlService {
         }
     }
 
-    /// Returns the processes of the job `id` with remote memory, as the last sample found them. Empty while no thread
-    /// of the job is hot: then nothing waits for the memory.
-    pub(super) fn sampled_remote_numa_memory(&self, id: &JobId) -> Vec<RemoteNumaMemory> {
-        let is_hot = self.published_job(id).is_ok_and(|job| job.hot > 0);
-        let remote = || self.memory_records.borrow().remote_numa_memory(id).to_vec();
-        is_hot.then(remote).unwrap_or_default()
+    /// Returns the processes of the job `id` with remote memory, as the last two samples found them. The memory is that
+    /// of the last sample, and the hot threads are those of now. So a process that has ended meanwhile is left out, and
+    /// so is one without hot threads: nothing waits for its memory.
+    pub(super) async fn sampled_remote_numa_memory(&self, id: &JobId) -> Vec<RemoteNumaMemory> {
+        let now = clock::now().since_boot;
+        let confirmed = self.memory_records.borrow().node_findings(id).map(|found| found.confirmed(now));
+        let confirmed = confirmed.unwrap_or_default();
+        let by_node = confirmed.iter().map(|(process, memory)| (process.pid, memory.clone())).collect();
+        let mut remote = self.compare_with_hot_threads(id, by_node).await.unwrap_or_default();
+        // Another process may have got the pid.
+        remote.retain(|remote| confirmed.contains_key(&remote.id));
+        remote
     }
 
     /// Adds sentences to `reasons`, the answer to the call `ExplainJob` for the job `id`, and returns the answer. The
     /// sentences describe two findings about the memory of the job:
     ///
-    /// - Processes with most of their memory on other NUMA nodes than their hot threads, as the last sample found them.
+    /// - Processes with most of their memory on other NUMA nodes than their hot threads, as the last two samples found
+    ///   them.
     /// - Threads that wait for one another to map or unmap memory, as the latest reading with a request found them.
-    pub(super) fn add_memory_findings(
+    pub(super) async fn add_memory_findings(
         &self,
         id: &JobId,
         mut reasons: call::ExplainJobReply,
     ) -> call::ExplainJobReply {
         if self.forget_readings_of_earlier_job(id).is_ok() {
-            reasons.grant_reasons.extend(remote_memory_sentences(id, &self.sampled_remote_numa_memory(id)));
+            let remote = self.sampled_remote_numa_memory(id).await;
+            reasons.grant_reasons.extend(remote_memory_sentences(id, &remote));
             let records = self.memory_records.borrow();
             let sentences = records.map_lock_waits(id).iter().map(|waits| {
                 let description = waits.description();
@@ -74,11 +88,22 @@ impl ControlService {
     }
 }
 
+/// Returns the memory on each NUMA node of the processes in `reading` for which it is known. Empty if it was neither
+/// read nor estimated.
+pub(super) fn memory_by_node(reading: &JobMemoryReading) -> BTreeMap<Pid, MemoryByNode> {
+    let processes = reading.processes.iter().filter(|process| !process.bytes_by_node.is_empty());
+    let memory = |process: &ProcessMemory| match reading.kind {
+        ReadingKind::NodeSample => MemoryByNode::from_sample(process.bytes_by_node.clone(), process.rss),
+        _ => MemoryByNode::from_all_pages(process.bytes_by_node.clone()),
+    };
+    processes.map(|process| (process.pid, memory(process))).collect()
+}
+
 /// Returns one sentence for each process in `remote`, with the remedy. If there are many, the last sentence has the
 /// number of the others.
 fn remote_memory_sentences(id: &JobId, remote: &[RemoteNumaMemory]) -> Vec<String> {
     let sentence = |remote: &RemoteNumaMemory| {
-        let (pid, description, remedy) = (remote.pid, remote.description(), remote.remedy());
+        let (pid, description, remedy) = (remote.id.pid, remote.description(), remote.remedy());
         format!("process {pid}, when its memory was last sampled: {description}; {remedy}")
     };
     let mut sentences: Vec<String> = remote.iter().take(MAX_NAMED).map(sentence).collect();
@@ -95,7 +120,7 @@ fn remote_memory_sentences(id: &JobId, remote: &[RemoteNumaMemory]) -> Vec<Strin
 
 pub(super) fn remote_memory_to_wire(remote: &RemoteNumaMemory) -> wire::FarMemory {
     wire::FarMemory {
-        pid: remote.pid.0,
+        pid: remote.id.pid.0,
         busy_threads: saturating_u32(remote.hot_threads),
         thread_nodes: remote.thread_nodes.iter().copied().collect(),
         memory_node: remote.memory_node,
@@ -116,14 +141,14 @@ pub(super) fn map_lock_to_wire(waits: &MmapLockWaits) -> wire::MapLockWaits {
 
 #[cfg(test)]
 mod tests {
-    use pjw_core::ids::Pid;
+    use pjw_core::ids::{ProcessId, StartTime};
 
     use super::*;
 
     #[test]
     fn the_first_processes_with_remote_memory_are_named_with_the_remedy_and_the_others_counted() {
         let remote = |pid| RemoteNumaMemory {
-            pid: Pid(pid),
+            id: ProcessId { pid: Pid(pid), start: StartTime(1) },
             hot_threads: 2,
             thread_nodes: [0].into(),
             memory_node: 1,

@@ -28,7 +28,7 @@ use super::inbox::{EventLoopMessage, MessageSender};
 use super::query::{MemberDetails, PageCursor, Query, QueryAnswer, ThreadDetails};
 use super::refused_provision::{explain_refused_provision, refusal_text};
 use super::settings::ControlSettings;
-use crate::memory::reader::MemoryReader;
+use crate::memory::reader::MemoryReaders;
 use crate::memory::records::MemoryRecords;
 use crate::view::history::EventHistory;
 use crate::view::status::{PublishedStatus, StatusReceiver};
@@ -54,9 +54,7 @@ pub struct ControlService {
     pub(super) settings: watch::Receiver<ControlSettings>,
     rate_limiter: RefCell<RateLimiter>,
     refusal_log: RefCell<RefusalLog>,
-    pub(super) page_reader: MemoryReader,
-    /// A thread of its own: an estimate does not wait for a reading of pages.
-    pub(super) estimate_reader: MemoryReader,
+    pub(super) memory_readers: MemoryReaders,
     pub(super) memory_records: Rc<RefCell<MemoryRecords>>,
     /// The warnings about memory that the event loop publishes.
     pub(super) memory_warnings: RefCell<Vec<Warning>>,
@@ -86,8 +84,7 @@ impl ControlService {
             settings,
             rate_limiter: RefCell::default(),
             refusal_log: RefCell::default(),
-            page_reader: MemoryReader::default(),
-            estimate_reader: MemoryReader::default(),
+            memory_readers: MemoryReaders::default(),
             memory_records: Rc::default(),
             memory_warnings: RefCell::default(),
         });
@@ -298,7 +295,7 @@ impl ControlService {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
         reasons.grant_reasons.extend(refused);
-        Ok(Reply::JobReasons(self.add_memory_findings(&id, reasons)))
+        Ok(Reply::JobReasons(self.add_memory_findings(&id, reasons).await))
     }
 
     /// Answers the call `ExplainPid`: returns the reasons why a process belongs to its job or to no job, and one page

@@ -1,8 +1,9 @@
 //! The memory of jobs: read on request or sampled, by a thread of its own.
 //!
 //! [`reading`] reads the memory of one job, [`reader`] is the thread that does it, [`turns`] has the order of its
-//! callers, and [`records`] keeps the latest readings of each job.
+//! callers, [`records`] keeps the latest readings of each job, and [`node_findings`] what samples of pages found.
 
+pub mod node_findings;
 pub mod reader;
 pub mod reading;
 pub mod records;

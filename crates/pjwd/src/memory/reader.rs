@@ -124,6 +124,27 @@ pub struct MemoryReader {
     pub turns: TurnQueue,
 }
 
+/// The threads that measure memory. There is one for each sort of measurements, so that none waits for another: a
+/// reading of pages may take minutes. Each sort also has its own limit on the threads that wait for locks.
+#[derive(Debug, Default)]
+pub struct MemoryReaders {
+    pages: MemoryReader,
+    estimates: MemoryReader,
+    samples: MemoryReader,
+}
+
+impl MemoryReaders {
+    /// Returns the thread that makes readings of the kind `kind`.
+    #[must_use]
+    pub fn reader_of(&self, kind: ReadingKind) -> &MemoryReader {
+        match kind {
+            ReadingKind::Estimate | ReadingKind::Counters => &self.estimates,
+            ReadingKind::Pages | ReadingKind::PagesByNode => &self.pages,
+            ReadingKind::NodeSample => &self.samples,
+        }
+    }
+}
+
 impl Default for MemoryReader {
     fn default() -> Self {
         Self {
@@ -300,6 +321,18 @@ mod tests {
         assert!(!threads.has_room_for(5), "of all together there are as many as may be");
         drop(blocked);
         assert!(threads.blocked_pids().is_empty() && threads.has_room_for(1));
+    }
+
+    #[test]
+    fn estimates_of_a_user_go_on_while_as_many_samples_as_may_be_are_blocked() {
+        let readers = MemoryReaders::default();
+        let blocked: [Arc<ReaderThread>; MAX_BLOCKED_THREADS] = Default::default();
+        let room = |kind| readers.reader_of(kind).threads.borrow().has_room_for(7);
+        for thread in &blocked {
+            readers.reader_of(ReadingKind::NodeSample).threads.borrow_mut().abandon(thread, 7);
+        }
+        assert!(!room(ReadingKind::NodeSample));
+        assert!(room(ReadingKind::Counters) && room(ReadingKind::Estimate) && room(ReadingKind::Pages));
     }
 
     #[test]

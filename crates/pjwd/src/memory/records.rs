@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use pjw_core::diagnosis::map_lock::MmapLockWaits;
 use pjw_core::diagnosis::memory::{PredictedMemoryShortage, WorkerMemory, predict_memory_shortage};
-use pjw_core::diagnosis::remote_numa_memory::RemoteNumaMemory;
 use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use pjw_core::time::{Nanos, UnixMillis};
 
+use super::node_findings::NodeFindings;
 use super::reading::{JobMemoryReading, ReadingKind};
 
 /// The number of readings that are kept of each job: two hours with one reading in 30 s.
@@ -62,8 +62,7 @@ struct JobRecord {
     largest: u64,
     /// The result of the latest reading that observed the threads.
     map_lock_waits: Vec<MmapLockWaits>,
-    /// The result of the latest sample of the pages.
-    remote_numa_memory: Vec<RemoteNumaMemory>,
+    node_findings: NodeFindings,
     shortage: Option<PredictedMemoryShortage>,
 }
 
@@ -171,23 +170,16 @@ impl MemoryRecords {
         self.jobs.entry(job.clone()).or_insert_with(new_record)
     }
 
-    /// Stores `processes`: the processes of the job `job` with most of their memory on other NUMA nodes than their hot
-    /// threads, as a sample of their pages found them. Replaces the result of an earlier sample. `job_start_time` is
-    /// the start time of the job, as in [`MemoryRecords::remove_earlier_job`].
-    pub fn set_remote_numa_memory(
-        &mut self,
-        job: &JobId,
-        job_start_time: &str,
-        processes: Vec<RemoteNumaMemory>,
-    ) {
-        self.record_of(job, job_start_time).remote_numa_memory = processes;
+    /// Returns what the samples of the pages of the job `job` found, to change it. `job_start_time` is the start time
+    /// of the job, as in [`MemoryRecords::remove_earlier_job`].
+    pub fn node_findings_mut(&mut self, job: &JobId, job_start_time: &str) -> &mut NodeFindings {
+        &mut self.record_of(job, job_start_time).node_findings
     }
 
-    /// Returns the processes that [`MemoryRecords::set_remote_numa_memory`] has stored last for the job `job`. Empty if
-    /// nothing was stored.
+    /// Returns what the samples of the pages of the job `job` found. `None` if nothing about the job is stored.
     #[must_use]
-    pub fn remote_numa_memory(&self, job: &JobId) -> &[RemoteNumaMemory] {
-        self.jobs.get(job).map_or(&[], |record| &record.remote_numa_memory)
+    pub fn node_findings(&self, job: &JobId) -> Option<&NodeFindings> {
+        self.jobs.get(job).map(|record| &record.node_findings)
     }
 
     /// Returns the latest measurement of the memory use of the job `job` by the method `kind`, if the measurement is
@@ -303,6 +295,7 @@ mod tests {
 
     use super::super::turns::{TooManyWaiting, Turn, TurnQueue, TurnRequester};
     use super::*;
+    use pjw_core::ids::{Pid, ProcessId, StartTime};
     use pjw_core::memory::JobMemory;
     use pjw_core::time::Moment;
 
@@ -384,12 +377,8 @@ mod tests {
 
     #[test]
     fn waits_for_the_map_lock_are_known_until_threads_are_observed_again() {
-        let waits = MmapLockWaits {
-            pids: [pjw_core::ids::Pid(7)].into(),
-            threads: 4,
-            blocked_permille: 300,
-            system_permille: 900,
-        };
+        let waits =
+            MmapLockWaits { pids: [Pid(7)].into(), threads: 4, blocked_permille: 300, system_permille: 900 };
         let mut records = MemoryRecords::default();
         for (second, observed, known) in
             [(1, None, 0), (2, Some(vec![waits]), 1), (3, None, 1), (4, Some(Vec::new()), 0)]
@@ -402,25 +391,16 @@ mod tests {
     }
 
     #[test]
-    fn remote_memory_is_known_until_the_next_sample_or_the_end_of_the_job() {
-        let remote = RemoteNumaMemory {
-            pid: pjw_core::ids::Pid(7),
-            hot_threads: 1,
-            thread_nodes: [0].into(),
-            memory_node: 1,
-            remote_bytes: GIB,
-            total_bytes: GIB,
-            is_sample: true,
-        };
+    fn the_findings_of_samples_are_kept_beside_readings_until_the_end_of_the_job() {
+        let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let mut records = MemoryRecords::default();
-        records.set_remote_numa_memory(&job(), "12:00", vec![remote.clone()]);
+        records.node_findings_mut(&job(), "12:00").begin_sample(&[process.into()]);
         records.add(&job(), "12:00", reading(1, GIB, GIB));
-        assert_eq!(records.remote_numa_memory(&job()), std::slice::from_ref(&remote));
-        records.set_remote_numa_memory(&job(), "12:00", Vec::new());
-        assert_eq!(records.remote_numa_memory(&job()), []);
-        records.set_remote_numa_memory(&job(), "12:00", vec![remote]);
-        records.remove_earlier_job(&job(), "12:05");
-        assert_eq!(records.remote_numa_memory(&job()), []);
+        let turn = |records: &MemoryRecords| Some(records.node_findings(&job())?.next_order().after);
+        assert_eq!(turn(&records), Some(Some(process)));
+        assert_eq!(records.node_findings_mut(&job(), "12:05").next_order().after, None, "another job");
+        records.remove_earlier_job(&job(), "12:10");
+        assert_eq!(turn(&records), None);
     }
 
     #[test]

@@ -147,8 +147,8 @@ eventually "its thread is hot" thread_is_hot
 check "no far memory is reported while the thread is on the node of the memory" eval '! is_far "$program"'
 check "pjwctl explain says nothing while the thread is on the node of the memory" eval '! is_explained "$program"'
 taskset -pc 0 "$program" >&2
-# A sample of the pages is taken once a minute.
-time_limit=240
+# A sample of the pages is taken once a minute, and two in a row have to find the memory.
+time_limit=400
 eventually "far memory is found without a request when the thread is on the other node" is_explained "$program"
 check "pjwctl show names the process with far memory" is_in_show "$program"
 eventually "far memory is reported when the thread is on the other node" is_far "$program"

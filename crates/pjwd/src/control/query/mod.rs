@@ -1,7 +1,7 @@
 //! Queries for details that the published status does not have. The event loop answers them from its state.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use pjw_core::{evidence::MembershipEvidence, explain, job::JobId, policy::Policy
 use pjw_ipc::call::{DefragReply, ExplainJobReply, PlanReply};
 use pjw_ipc::report::Report;
 
+use crate::memory::node_findings::SampleOrder;
 use crate::memory::reading::JobProcess;
 
 /// A request for details that only the event loop has, such as the reasons for an affinity mask. The control server
@@ -32,9 +33,14 @@ pub enum Query {
     },
     /// The processes that belong to the job with this id.
     MemberProcesses(JobId),
-    /// The processes of the job with this id of whose pages a sample is taken: at most 16, those with the most hot
-    /// threads. The answer is a [`QueryAnswer::MemberProcesses`].
-    ProcessesToSample(JobId),
+    /// The processes of a job of whose pages a sample is taken: at most 16. The answer is a
+    /// [`QueryAnswer::MemberProcesses`].
+    ProcessesToSample {
+        /// The id of the job.
+        job: JobId,
+        /// Which processes come first.
+        order: SampleOrder,
+    },
     /// The processes of a job with most of their memory on NUMA nodes where none of their hot threads runs. A thread is
     /// hot if it runs or waits for a PU (logical CPU) most of the time.
     RemoteNumaMemory {
@@ -100,8 +106,8 @@ pub enum QueryAnswer {
     /// A page of the processes of a job, and the position after which the next page begins. The position is `None` if
     /// no page follows. The outer `Option` is `None` if the requested job does not exist.
     Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
-    /// The processes that belong to a job, ascending by pid, or those of them to sample. `None` if the requested job
-    /// does not exist.
+    /// The processes that belong to a job, ascending by pid, or those to sample in their order. `None` if the requested
+    /// job does not exist.
     MemberProcesses(Option<Vec<JobProcess>>),
     /// The processes of a job with most of their memory on NUMA nodes where none of their hot threads runs, ascending
     /// by pid. A thread is hot if it runs or waits for a PU most of the time.
@@ -235,27 +241,68 @@ fn hot_threads(member: &Member) -> impl Iterator<Item = &MemberThread> {
     member.threads.values().filter(|thread| thread.is_alive() && thread.demand.is_hot)
 }
 
-/// Returns the processes of the job `id` of whose pages a sample is taken, to find memory that is on another NUMA node
-/// than the hot threads. These are the processes with the most hot threads, at most 16. A thread is hot if it runs or
-/// waits for a PU (logical CPU) most of the time. `state` is the state of the daemon. The result is a
-/// [`QueryAnswer::MemberProcesses`], which contains `None` if the job does not exist. The list in it is empty if the
-/// machine has only one NUMA node with memory and PUs.
-#[must_use]
-pub fn processes_to_sample(state: &WardenState, id: &JobId) -> QueryAnswer {
-    let hot_processes = || {
-        let is_needed = can_have_remote_numa_memory(&state.topology);
-        let members = state.members_of(id).filter(|_| is_needed);
-        let counted = members.map(|member| (hot_threads(member).count(), member));
-        let mut hot: Vec<(usize, &Member)> = counted.filter(|(threads, _)| *threads > 0).collect();
-        hot.sort_by_key(|(threads, member)| (Reverse(*threads), member.id));
-        hot.truncate(MAX_SAMPLED_PROCESSES);
-        hot.into_iter().map(|(_, member)| job_process(state, member)).collect()
+/// Returns the processes that use the address space of `member`: `member` itself, and all other processes with which it
+/// shares the address space. `None` if one of these belongs to another job or to none: where its hot threads run is
+/// unknown then. Also `None` if the kernel does not say which processes share an address space.
+fn address_space_users<'a>(state: &'a WardenState, member: &'a Member) -> Option<Vec<&'a Member>> {
+    if state.address_spaces.unknown_sharing_reason().is_some() {
+        return None;
+    }
+    let Some(group) = state.address_spaces.group_of(member.id) else { return Some(vec![member]) };
+    let user = |pid: Pid| state.members.get(&pid).filter(|user| user.job == member.job);
+    state.address_spaces.pids_in_group(group).map(user).collect()
+}
+
+/// Returns the processes of the job `id` with hot threads, each with their number. Of processes that share an address
+/// space, only the first is in the result, and the hot threads of all of them count. Leaves out processes with a thread
+/// in uninterruptible sleep (state `D`) at the last scan: it may hold the lock of the address space (`mmap_lock`), for
+/// which a sample would wait.
+fn hot_processes<'a>(state: &'a WardenState, id: &'a JobId) -> Vec<(usize, &'a Member)> {
+    let mut seen_groups = BTreeSet::new();
+    let mut is_first = |member: &Member| {
+        state.address_spaces.group_of(member.id).is_none_or(|group| seen_groups.insert(group))
     };
-    QueryAnswer::MemberProcesses(state.jobs.contains_key(id).then(hot_processes))
+    // A zombie has no address space any more.
+    let alive = state.members_of(id).filter(|member| member.threads.values().any(MemberThread::is_alive));
+    let counted = alive.filter(|member| is_first(member)).filter_map(|member| {
+        let users = address_space_users(state, member)?;
+        let has_blocked_thread = |user: &&Member| user.threads.values().any(|thread| thread.state == 'D');
+        let hot: usize = users.iter().map(|user| hot_threads(user).count()).sum();
+        (hot > 0 && !users.iter().any(has_blocked_thread)).then_some((hot, member))
+    });
+    counted.collect()
+}
+
+/// Returns the processes of the job `id` of whose pages a sample is taken, to find memory that is on another NUMA node
+/// than the hot threads: at most 16. A thread is hot if it runs or waits for a PU (logical CPU) most of the time. First
+/// come the processes in [`SampleOrder::first`], then those with the most hot threads, and among equals those that
+/// follow [`SampleOrder::after`]. Of processes that share an address space, only one is in the result, and the threads
+/// of all count.
+///
+/// `state` is the state of the daemon. The result is a [`QueryAnswer::MemberProcesses`], which contains `None` if the
+/// job does not exist. The list in it is empty if the machine has only one NUMA node with memory and PUs.
+#[must_use]
+pub fn processes_to_sample(state: &WardenState, id: &JobId, order: &SampleOrder) -> QueryAnswer {
+    if !state.jobs.contains_key(id) {
+        return QueryAnswer::MemberProcesses(None);
+    }
+    if !can_have_remote_numa_memory(&state.topology) {
+        return QueryAnswer::MemberProcesses(Some(Vec::new()));
+    }
+    let mut hot = hot_processes(state, id);
+    hot.sort_by_key(|(threads, member)| {
+        let had_its_turn = order.after.is_some_and(|after| member.id <= after);
+        (!order.first.contains(&member.id), Reverse(*threads), had_its_turn, member.id)
+    });
+    hot.truncate(MAX_SAMPLED_PROCESSES);
+    let processes = hot.into_iter().map(|(_, member)| job_process(state, member));
+    QueryAnswer::MemberProcesses(Some(processes.collect()))
 }
 
 /// Finds the processes of the job `id` with remote NUMA memory: most of the memory of such a process is on NUMA nodes
 /// where none of its hot threads ran last. A thread is hot if it runs or waits for a PU (logical CPU) most of the time.
+/// Of processes that share an address space, the threads of all count, and only the first is in the result.
+///
 /// `state` is the state of the daemon, which contains the processes of the jobs. `memory_by_node` has the memory on
 /// each NUMA node, for each process whose memory was measured or estimated. The result is a
 /// [`QueryAnswer::RemoteNumaMemory`]. The list in the answer is empty if there is no such process, or if the job does
@@ -266,10 +313,15 @@ pub fn processes_with_remote_numa_memory(
     id: &JobId,
     memory_by_node: BTreeMap<Pid, MemoryByNode>,
 ) -> QueryAnswer {
+    let mut seen_groups = BTreeSet::new();
     let processes = memory_by_node.into_iter().filter_map(|(pid, memory)| {
         let member = state.members.get(&pid).filter(|member| member.job == *id)?;
-        let last_cpus = hot_threads(member).map(|thread| thread.last_cpu).collect();
-        Some(HotProcessMemory { pid, last_cpus, memory })
+        if !state.address_spaces.group_of(member.id).is_none_or(|group| seen_groups.insert(group)) {
+            return None;
+        }
+        let users = address_space_users(state, member)?;
+        let last_cpus = users.into_iter().flat_map(hot_threads).map(|thread| thread.last_cpu).collect();
+        Some(HotProcessMemory { id: member.id, last_cpus, memory })
     });
     let processes: Vec<HotProcessMemory> = processes.collect();
     QueryAnswer::RemoteNumaMemory(find_remote_numa_memory(&state.topology, &processes))

@@ -130,7 +130,7 @@ fn only_hot_threads_of_the_job_are_compared_with_the_memory() {
         [100_000, 200_000, 999].into_iter().map(|pid| (Pid(pid), memory.clone())).collect();
     let far = |state: &WardenState| match processes_with_remote_numa_memory(state, &job, by_node.clone()) {
         QueryAnswer::RemoteNumaMemory(far) => {
-            far.iter().map(|far| (far.pid, far.hot_threads)).collect::<Vec<_>>()
+            far.iter().map(|far| (far.id.pid, far.hot_threads)).collect::<Vec<_>>()
         }
         other => panic!("{other:?}"),
     };
@@ -146,22 +146,95 @@ fn make_hot(state: &mut WardenState, pid: u32, count: usize) {
     state.members.replace_threads(Pid(pid), threads);
 }
 
+/// Sets the state and the PU of the first thread of a process.
+fn set_first_thread(state: &mut WardenState, pid: u32, letter: char, last_cpu: u32) {
+    let mut threads = state.members[&Pid(pid)].threads.clone();
+    for thread in threads.values_mut().take(1) {
+        (thread.state, thread.last_cpu) = (letter, Pu(last_cpu));
+    }
+    state.members.replace_threads(Pid(pid), threads);
+}
+
+fn process_id(number: u32) -> ProcessId {
+    ProcessId { pid: Pid(number * 100_000), start: StartTime(1) }
+}
+
+/// The numbers of the processes to sample.
+fn to_sample(state: &WardenState, job: &JobId, order: &SampleOrder) -> Vec<u32> {
+    match processes_to_sample(state, job, order) {
+        QueryAnswer::MemberProcesses(Some(processes)) => {
+            processes.iter().map(|process| process.id.pid.0 / 100_000).collect()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A job on two NUMA nodes: of each process one thread is hot. Node 0 has the PUs 0 and 1.
+fn hot_state(processes: &[u32]) -> (WardenState, JobId) {
+    let (mut state, job) = state(processes);
+    state.topology = regular_topology(2, 1, 1, 2, 1);
+    for number in (1..).take(processes.len()) {
+        make_hot(&mut state, process_id(number).pid.0, 1);
+    }
+    (state, job)
+}
+
 #[test]
 fn the_processes_with_the_most_hot_threads_are_sampled() {
     let (mut state, job) = state(&[2; 20]);
-    let to_sample = |state: &WardenState| match processes_to_sample(state, &job) {
-        QueryAnswer::MemberProcesses(Some(processes)) => {
-            processes.iter().map(|process| process.id.pid.0 / 100_000).collect::<Vec<_>>()
-        }
-        other => panic!("{other:?}"),
-    };
     for pid in (3..=20).map(|number| number * 100_000) {
         make_hot(&mut state, pid, 1);
     }
     make_hot(&mut state, 2_000_000, 2);
-    assert_eq!(to_sample(&state), Vec::<u32>::new(), "the machine has one NUMA node");
+    let order = SampleOrder::default();
+    assert_eq!(to_sample(&state, &job, &order), Vec::<u32>::new(), "the machine has one NUMA node");
     state.topology = regular_topology(2, 1, 1, 2, 1);
-    assert_eq!(to_sample(&state), [20].into_iter().chain(3..=17).collect::<Vec<_>>());
-    let no_job = processes_to_sample(&state, &"other".parse().unwrap());
+    assert_eq!(to_sample(&state, &job, &order), [20].into_iter().chain(3..=17).collect::<Vec<_>>());
+    let no_job = processes_to_sample(&state, &"other".parse().unwrap(), &order);
     assert!(matches!(no_job, QueryAnswer::MemberProcesses(None)));
+}
+
+#[test]
+fn equal_processes_are_sampled_in_turns_and_those_that_were_found_each_time() {
+    let (state, job) = hot_state(&[1; 20]);
+    let order = SampleOrder { first: [process_id(2)].into(), after: Some(process_id(15)) };
+    let expected = [2].into_iter().chain(16..=20).chain([1]).chain(3..=11).collect::<Vec<_>>();
+    assert_eq!(to_sample(&state, &job, &order), expected);
+}
+
+#[test]
+fn a_process_with_a_thread_that_may_hold_the_lock_of_its_memory_is_not_sampled() {
+    let (mut state, job) = hot_state(&[2, 2, 1, 1]);
+    set_first_thread(&mut state, 100_000, 'D', 0);
+    pjw_core::testing::share_address_space(&mut state, &[process_id(3), process_id(4)]);
+    set_first_thread(&mut state, 400_000, 'D', 0);
+    assert_eq!(to_sample(&state, &job, &SampleOrder::default()), [2]);
+}
+
+#[test]
+fn memory_that_several_processes_share_is_compared_with_the_threads_of_all_of_them() {
+    let (mut state, job) = hot_state(&[1, 1, 1]);
+    let memory = MemoryByNode::from_all_pages(BTreeMap::from([(0, 1 << 30)]));
+    let by_node: BTreeMap<Pid, _> = (1..=3).map(|number| (process_id(number).pid, memory.clone())).collect();
+    let far = |state: &WardenState| match processes_with_remote_numa_memory(state, &job, by_node.clone()) {
+        QueryAnswer::RemoteNumaMemory(far) => {
+            far.iter().map(|far| (far.id.pid.0 / 100_000, far.hot_threads)).collect::<Vec<_>>()
+        }
+        other => panic!("{other:?}"),
+    };
+    let in_turn = SampleOrder::default();
+    // The processes 2 and 3 run on node 1, and process 1 on node 0, where the memory is.
+    set_first_thread(&mut state, 200_000, 'R', 2);
+    set_first_thread(&mut state, 300_000, 'R', 3);
+    assert_eq!(far(&state), [(2, 1), (3, 1)], "each has memory of its own");
+    assert_eq!(to_sample(&state, &job, &in_turn), [1, 2, 3]);
+    pjw_core::testing::share_address_space(&mut state, &[process_id(2), process_id(3)]);
+    assert_eq!(far(&state), [(2, 2)], "one address space");
+    assert_eq!(to_sample(&state, &job, &in_turn), [2, 1], "it has two hot threads");
+    pjw_core::testing::share_address_space(&mut state, &[1, 2, 3].map(process_id));
+    assert_eq!(far(&state), [], "process 1 uses the memory too");
+    assert_eq!(to_sample(&state, &job, &in_turn), [1]);
+    pjw_core::testing::share_address_space(&mut state, &[2, 3, 9].map(process_id));
+    assert_eq!(far(&state), [], "process 9 is not in the job");
+    assert_eq!(to_sample(&state, &job, &in_turn), [1]);
 }

@@ -1,7 +1,7 @@
 //! Estimates the memory of a process on each NUMA node from a sample of its pages.
 //!
-//! A sample takes 50 to 200 us of CPU time, also of a process with terabytes of memory: 0.2 to 0.5 us for each of the 128
-//! pages, and the rest for the list of the mappings (`/proc/PID/maps`). `numa_maps` takes 20 to 35 us per MiB.
+//! A sample takes 50 to 200 us of CPU time, also of a process with terabytes of memory: 0.2 to 0.5 us for each of the
+//! 128 pages, and the rest for the list of the mappings (`/proc/PID/maps`). `numa_maps` takes 20 to 35 us per MiB.
 
 use pjw_core::diagnosis::page_sample::PageSample;
 use pjw_core::diagnosis::remote_numa_memory::MIN_REMOTE_BYTES;

@@ -30,7 +30,7 @@ impl EventLoop {
         let reply = match query {
             Query::Members { job, after, limit } => query::members_page(state, &job, after, limit),
             Query::MemberProcesses(id) => query::member_processes(state, &id),
-            Query::ProcessesToSample(id) => query::processes_to_sample(state, &id),
+            Query::ProcessesToSample { job, order } => query::processes_to_sample(state, &job, &order),
             Query::RemoteNumaMemory { job, by_node } => {
                 query::processes_with_remote_numa_memory(state, &job, by_node)
             }
