@@ -30,7 +30,18 @@ fn job(id: &str, cpus: &str) -> Job {
 
 /// A daemon that grants these CPUs to each job, and whose machine has them as one core.
 pub(super) fn granting_daemon(cpus: String) -> Daemon {
+    granting_daemon_except(cpus, |_| None)
+}
+
+/// The same, except for the calls to which `answer_otherwise` has another answer.
+pub(super) fn granting_daemon_except(
+    cpus: String,
+    answer_otherwise: impl Fn(&Call) -> Option<CallReplies> + Send + Sync + 'static,
+) -> Daemon {
     Daemon::start(move |call| {
+        if let Some(replies) = answer_otherwise(call) {
+            return replies;
+        }
         CallReplies::reply(match call {
             Call::GetStatus => {
                 let cores = vec![Core { cpus: cpus.clone(), ..Core::default() }];

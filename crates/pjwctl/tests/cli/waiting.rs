@@ -9,7 +9,7 @@ use pjw_ipc::call::{Assign, Call, Reply};
 use pjw_ipc::wire::{Job, Status};
 
 use super::daemon::{CallReplies, Daemon};
-use super::run::own_cpus;
+use super::run::{granting_daemon, granting_daemon_except, own_cpus};
 use super::{CommandOutput, answer, pjwctl};
 
 #[test]
@@ -43,21 +43,16 @@ fn run_and_spawn_say_that_no_core_is_free_to_borrow_before_they_are_frozen() {
     for verb in [&["run", "--cores", "1"][..], &["spawn", "-n", "1"]] {
         let (thaw, thawed) = mpsc::channel::<()>();
         let thawed = Mutex::new(thawed);
-        let daemon = Daemon::start(move |call| match call {
+        let daemon = granting_daemon_except(own_cpus(), move |call| match call {
             Call::Assign(request) if request.refuse_frozen == Some(true) => {
-                CallReplies::would_freeze("it could borrow no core now")
+                Some(CallReplies::would_freeze("it could borrow no core now"))
             }
-            Call::Assign(request) => {
+            Call::Assign(_) => {
                 // A frozen pjwctl reads no reply. So the reply comes only after the test has read the message.
                 thawed.lock().unwrap().recv().unwrap();
-                let (id, cpus) = (request.job.clone(), own_cpus());
-                CallReplies::reply(Reply::Job {
-                    job: Job { id, cpus, state: "running".into(), ..Job::default() },
-                })
+                None
             }
-            Call::GetStatus => CallReplies::reply(Reply::Status { status: Arc::new(Status::default()) }),
-            Call::Release(_) => CallReplies::reply(Reply::Released { released: vec![] }),
-            other => panic!("{other:?}"),
+            _ => None,
         });
         let options = ["--class", "besteffort", "--job", "a", "--", "echo", "started"];
         let mut child = pjwctl(&daemon.socket(), &[verb, &options].concat())
@@ -81,19 +76,11 @@ fn run_and_spawn_say_that_no_core_is_free_to_borrow_before_they_are_frozen() {
 #[test]
 fn a_pjwd_that_does_not_know_refuse_frozen_gets_the_request_again_without_it() {
     for verb in [&["run", "--cores", "1"][..], &["spawn", "-n", "1"]] {
-        let daemon = Daemon::start(|call| match call {
+        let daemon = granting_daemon_except(own_cpus(), |call| match call {
             Call::Assign(request) if request.refuse_frozen.is_some() => {
-                CallReplies::unknown_parameter("refuse_frozen")
+                Some(CallReplies::unknown_parameter("refuse_frozen"))
             }
-            Call::Assign(request) => {
-                let (id, cpus) = (request.job.clone(), own_cpus());
-                CallReplies::reply(Reply::Job {
-                    job: Job { id, cpus, state: "running".into(), ..Job::default() },
-                })
-            }
-            Call::GetStatus => CallReplies::reply(Reply::Status { status: Arc::new(Status::default()) }),
-            Call::Release(_) => CallReplies::reply(Reply::Released { released: vec![] }),
-            other => panic!("{other:?}"),
+            _ => None,
         });
         let options = ["--class", "besteffort", "--job", "a", "--", "echo", "started"];
         let answer = answer(&mut pjwctl(&daemon.socket(), &[verb, &options].concat()));
@@ -110,7 +97,7 @@ fn a_pjwd_that_does_not_know_refuse_frozen_gets_the_request_again_without_it() {
 
 #[test]
 fn a_job_that_can_borrow_a_core_is_made_with_one_command_and_without_a_message() {
-    let daemon = super::run::granting_daemon(own_cpus());
+    let daemon = granting_daemon(own_cpus());
     let arguments = ["run", "--cores", "1", "--class", "besteffort", "--", "echo", "started"];
     let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
     assert_eq!((answer.code, answer.stdout.as_str(), answer.stderr.as_str()), (Some(0), "started\n", ""));
