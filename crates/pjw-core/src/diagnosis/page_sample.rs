@@ -11,7 +11,7 @@ const MAX_ADDRESSES: u64 = 128;
 /// The largest number of ranges from which the addresses come. Most other ranges are small, such as the stacks of
 /// threads, of which hardly any page is in memory.
 const MAX_RANGES: usize = 32;
-/// A sample with fewer pages in memory says nothing. The standard error of a share of 64 pages is at most 6 %.
+/// A sample with fewer pages in memory says nothing. The standard error of a share of 64 pages is at most 6.3 %.
 const MIN_PAGES: u64 = 64;
 /// The distance between two addresses is at least this size, in bytes: the smallest size of a page.
 const MIN_DISTANCE: u64 = 4096;

@@ -2,8 +2,8 @@
 //! nodes than their hot threads.
 //!
 //! A sample is an estimate, and the PU on which a thread last ran is that of one moment. So a finding is confirmed only
-//! when two samples in a row had it. A sample has only some processes of a large job. Those that were found are sampled
-//! again at once, and the others follow in turns.
+//! when two samples in a row of the process had it. A sample has only some processes of a large job. Some places are for
+//! processes that were found, and the others follow in turns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,14 +14,18 @@ use pjw_core::time::Nanos;
 
 use super::reading::JobProcess;
 
-/// The time after which a finding is forgotten: two minutes, which is the time of two samples, and some time for a
-/// sample that begins late.
-const MAX_AGE: Duration = Duration::from_secs(150);
+/// A finding is forgotten after the time of two and a half samples. A job is sampled once a minute, and less often if the
+/// samples of all jobs would use more than their share of a PU (logical CPU).
+const MIN_MAX_AGE: Duration = Duration::from_secs(150);
+/// The longest time after which a finding is forgotten: no sample is made while the job has no hot threads.
+const LONGEST_MAX_AGE: Duration = Duration::from_secs(600);
+/// The largest number of found processes that come before the others. The sample has as many places for others.
+const MAX_FIRST: usize = 8;
 
 /// Which processes of a job a sample takes first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SampleOrder {
-    /// The processes that come before all others: an earlier sample found them.
+    /// The processes that come before all others: an earlier sample found them. At most 8.
     pub first: BTreeSet<ProcessId>,
     /// The last process of the previous sample, except those in `first`. Among processes with as many hot threads, the
     /// sample begins after this process. `None` in the first sample.
@@ -33,6 +37,9 @@ pub struct SampleOrder {
 pub struct NodeFindings {
     found: BTreeMap<ProcessId, NodeFinding>,
     last_in_turn: Option<ProcessId>,
+    /// The time between the last two samples of the job.
+    interval: Duration,
+    last_sample_at: Option<Nanos>,
 }
 
 /// The latest sample of a process with most of its memory on other NUMA nodes than its hot threads.
@@ -44,17 +51,24 @@ struct NodeFinding {
     is_confirmed: bool,
 }
 
-impl NodeFinding {
-    fn is_recent(&self, now: Nanos) -> bool {
-        Duration::from_nanos(now.0.saturating_sub(self.sampled_at.0)) <= MAX_AGE
-    }
+/// Returns the time from `earlier` to `later`, both in ns since boot.
+fn time_between(earlier: Nanos, later: Nanos) -> Duration {
+    Duration::from_nanos(later.0.saturating_sub(earlier.0))
 }
 
 impl NodeFindings {
+    fn is_recent(&self, finding: &NodeFinding, now: Nanos) -> bool {
+        let max_age = (self.interval * 5 / 2).clamp(MIN_MAX_AGE, LONGEST_MAX_AGE);
+        time_between(finding.sampled_at, now) <= max_age
+    }
+
     /// Returns which processes the next sample takes first.
     #[must_use]
     pub fn next_order(&self) -> SampleOrder {
-        SampleOrder { first: self.found.keys().copied().collect(), after: self.last_in_turn }
+        let mut found: Vec<_> = self.found.iter().collect();
+        found.sort_by_key(|(_, finding)| (finding.is_confirmed, finding.sampled_at));
+        let first = found.into_iter().take(MAX_FIRST).map(|(&id, _)| id).collect();
+        SampleOrder { first, after: self.last_in_turn }
     }
 
     /// Stores where the turns of the next sample begin. `chosen` are the processes of the present sample, which were
@@ -66,7 +80,7 @@ impl NodeFindings {
 
     /// Stores the result of a sample that began at the time `at`, in ns since boot. `sampled` has the memory of each
     /// process of which the sample says anything. `remote` are those of them with most of the memory on other NUMA
-    /// nodes than their hot threads. The earlier finding about another process is kept for about two minutes.
+    /// nodes than their hot threads. The earlier finding about another process is kept for two and a half samples.
     pub fn record(
         &mut self,
         mut sampled: BTreeMap<Pid, MemoryByNode>,
@@ -74,9 +88,13 @@ impl NodeFindings {
         at: Nanos,
     ) {
         let remote: BTreeSet<ProcessId> = remote.iter().map(|remote| remote.id).collect();
-        self.found.retain(|id, finding| {
-            finding.is_recent(at) && (remote.contains(id) || !sampled.contains_key(&id.pid))
+        self.interval = self.last_sample_at.map_or(Duration::ZERO, |last| time_between(last, at));
+        self.last_sample_at = Some(at);
+        let mut found = std::mem::take(&mut self.found);
+        found.retain(|id, finding| {
+            self.is_recent(finding, at) && (remote.contains(id) || !sampled.contains_key(&id.pid))
         });
+        self.found = found;
         for id in remote {
             let Some(memory) = sampled.remove(&id.pid) else { continue };
             let is_confirmed = self.found.contains_key(&id);
@@ -85,10 +103,11 @@ impl NodeFindings {
     }
 
     /// Returns the processes that two samples in a row found, each with its memory by the last sample. `now` is the
-    /// current time in ns since boot. Leaves out findings older than about two minutes. The processes may have ended.
+    /// current time in ns since boot. Leaves out findings older than two and a half samples. The processes may have
+    /// ended.
     #[must_use]
     pub fn confirmed(&self, now: Nanos) -> BTreeMap<ProcessId, MemoryByNode> {
-        let is_known = |finding: &NodeFinding| finding.is_confirmed && finding.is_recent(now);
+        let is_known = |finding: &NodeFinding| finding.is_confirmed && self.is_recent(finding, now);
         let known = self.found.iter().filter(|(_, finding)| is_known(finding));
         known.map(|(&id, finding)| (id, finding.memory.clone())).collect()
     }
@@ -158,8 +177,29 @@ mod tests {
         record(&mut findings, 120, &[8], &[]);
         assert_eq!(confirmed(&findings, 120), [7]);
         assert_eq!(confirmed(&findings, 211), [0; 0], "also without another sample");
-        record(&mut findings, 240, &[7], &[process(7)]);
-        assert_eq!(confirmed(&findings, 240), [0; 0], "the sample before is too old");
+        record(&mut findings, 960, &[7], &[process(7)]);
+        assert_eq!(confirmed(&findings, 960), [0; 0], "the sample before is too old");
+    }
+
+    #[test]
+    fn samples_that_follow_each_other_slowly_confirm_a_finding_too() {
+        let mut findings = NodeFindings::default();
+        for second in [0, 200, 400] {
+            record(&mut findings, second, &[7], &[process(7)]);
+            assert_eq!(confirmed(&findings, second).len(), usize::from(second > 0));
+        }
+        assert_eq!(confirmed(&findings, 599), [7], "until the next sample");
+        assert_eq!(confirmed(&findings, 901), [0; 0]);
+    }
+
+    #[test]
+    fn many_processes_that_were_found_leave_places_for_others_and_unconfirmed_ones_come_first() {
+        let mut findings = NodeFindings::default();
+        let pids: Vec<u32> = (1..=16).collect();
+        let found: Vec<ProcessId> = pids.iter().copied().map(process).collect();
+        record(&mut findings, 0, &pids, &found);
+        record(&mut findings, 60, &pids[..8], &found[..8]);
+        assert_eq!(findings.next_order().first, found[8..].iter().copied().collect());
     }
 
     #[test]
