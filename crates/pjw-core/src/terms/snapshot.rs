@@ -149,7 +149,8 @@ pub struct Process {
     /// The attributes of the process by which a batch system may be recognised. `None` if they are unchanged
     /// since the last scan.
     pub attributes: Option<BatchAttributes>,
-    /// Whether the environment and the command line could not be read, because the memory of the process was locked.
+    /// Whether the environment and the command line could not be read, because the memory of the process was locked or
+    /// too many readings waited for locked memory.
     /// `attributes` then has their last known values.
     pub has_unread_environment: bool,
     /// What `attributes` says about batch systems: the role of the process in a batch system, and the jobs that

@@ -42,7 +42,7 @@ fn a_process_whose_environment_is_never_read_is_scanned_again_after_delays_that_
         let due = queue(&mut machine).next_environment_retry().unwrap();
         let delay = due.0 - machine.now();
         delays.push(delay.div_ceil(MS));
-        queue(&mut machine).queue_environment_retries(Nanos(due.0 - 1));
+        queue(&mut machine).queue_environment_retries(Nanos(due.0 - delay / 2));
         assert_eq!(queue(&mut machine).take_urgent_pids(), BTreeSet::new(), "too early");
         machine.advance(delay);
         queue(&mut machine).queue_environment_retries(due);

@@ -130,10 +130,12 @@ impl ScanQueue {
     }
 
     /// Moves processes whose environment could not be read to the processes that [`ScanQueue::take_urgent_pids`]
-    /// returns: those that must be scanned again by the time `now` (since boot). If that scan can't read the
-    /// environment either, the delay before the next scan of the process is twice as long.
+    /// returns: those that must be scanned again by the time `now` (since boot), or after at most a further quarter of
+    /// their delay, so that one scan serves many. If that scan can't read the environment either, the delay before the
+    /// next scan of the process is twice as long.
     pub fn queue_environment_retries(&mut self, now: Nanos) {
-        for (&pid, retry) in self.environment_retries.iter_mut().filter(|(_, retry)| retry.due <= now) {
+        let is_due = |retry: &EnvironmentRetry| retry.due.0.saturating_sub(now.0) <= retry.delay_ns / 4;
+        for (&pid, retry) in self.environment_retries.iter_mut().filter(|(_, retry)| is_due(retry)) {
             retry.delay_ns = retry.delay_ns.saturating_mul(2);
             retry.due = Nanos(now.0.saturating_add(retry.delay_ns));
             self.of_jobs.insert(pid);

@@ -270,3 +270,15 @@ fn a_user_who_locks_the_memory_of_many_processes_causes_few_scans() {
     queue.queue_environment_retries(Nanos(u64::MAX));
     assert_eq!(queue.take_urgent_pids().len(), 256);
 }
+
+#[test]
+fn processes_whose_environments_were_not_read_at_nearly_the_same_time_are_scanned_together() {
+    const MS: u64 = 1_000_000;
+    let mut state = with_a_member();
+    let queue = &mut state.lineage.scan_queue;
+    for (pid, at) in [(1000, 0), (1001, 4 * MS), (1002, 10 * MS)] {
+        queue.record_environment(Pid(pid), true, Nanos(at));
+    }
+    queue.queue_environment_retries(queue.next_environment_retry().unwrap());
+    assert_eq!(queue.take_urgent_pids(), BTreeSet::from([Pid(1000), Pid(1001)]));
+}
