@@ -272,14 +272,18 @@ impl PrivateDaemon {
         expected: &T,
         mut read: impl FnMut() -> T,
     ) {
+        // The change may be made between the two calls of `log`.
+        let log_before = self.log();
         let found = read();
         if found == *expected {
             return;
         }
         let log = self.log();
-        let from = |begin: usize| log.get(begin..).unwrap_or_default();
-        let of_command = from(self.log_length_at_command.load(Ordering::Relaxed));
-        let is_delayed = has_delayed_change(from(self.log_length_at_start), job)
+        let of_command = log.get(self.log_length_at_command.load(Ordering::Relaxed)..).unwrap_or_default();
+        let has_open_change =
+            |log: &str| has_delayed_change(log.get(self.log_length_at_start..).unwrap_or_default(), job);
+        let is_delayed = has_open_change(&log_before)
+            || has_open_change(&log)
             || count_lines(of_command, DELAYED_CPUSET_CHANGE, job) > 0;
         assert!(is_delayed, "{found:?} instead of {expected:?}; the log:\n{log}");
         let what =
