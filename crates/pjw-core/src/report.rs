@@ -112,7 +112,7 @@ fn program_request_text(state: &WardenState, actions: &[&MaskAction], grant: &Cp
     let requested = if requests().all(|requested| state.topology.cpus().is_subset(requested)) {
         "every CPU".to_owned()
     } else if missing.is_empty() {
-        "all CPUs of its cpuset, and perhaps for others".to_owned()
+        "all CPUs of its cpuset, and perhaps for further ones".to_owned()
     } else if missing == requested {
         format!("{}, which the job does not hold", cpus_text(&requested))
     } else {

@@ -201,7 +201,7 @@ fn a_request_for_the_pus_of_the_job_only_is_no_attempt_if_the_call_is_known() {
         assert_eq!(kinds(&repaired), [MaskActionKind::Repair]);
         assert_eq!(reported_violations(&m).len(), 1);
         let expected = format!(
-            "1 thread put back on CPUs 4-5: the program asked for all CPUs of its cpuset, and perhaps for others; CPU \
+            "1 thread put back on CPUs 4-5: the program asked for all CPUs of its cpuset, and perhaps for further ones; CPU \
              {pinned} instead"
         );
         assert_eq!(m.mask_events(repaired)[0].text, expected);
