@@ -73,7 +73,8 @@ mod tests {
             huge_pages: 1000 * MIB,
             ..ProcessMemoryCounters::default()
         };
-        let sample = PageSample::choose(vec![0..128 * MIB], 7);
+        let range = 0..128 * MIB;
+        let sample = PageSample::choose(vec![range], 7);
         let memory = memory_by_sample(Pid(7), counters, &sample, &[Some(1); 128]).unwrap();
         assert_eq!((memory.rss, memory.bytes_by_node), (1150 * MIB, [(1, 100 * MIB)].into()));
         assert_eq!(memory_by_sample(Pid(7), counters, &sample, &[None; 128]), None);
