@@ -72,15 +72,10 @@ pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) 
         let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
         let cpus = cpus_text(&grant);
         let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
+        let why = || program_request_text(state, &actions, &grant);
         let (event, text) = match kind {
-            MaskActionKind::Confine => {
-                let why = program_request_text(state, &actions, &grant);
-                (EventKind::Confined, format!("{threads} put on {cpus}{why}"))
-            }
-            MaskActionKind::Repair => {
-                let why = program_request_text(state, &actions, &grant);
-                (EventKind::Repaired, format!("{threads} put back on {cpus}{why}"))
-            }
+            MaskActionKind::Confine => (EventKind::Confined, format!("{threads} put on {cpus}{}", why())),
+            MaskActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {cpus}{}", why())),
             MaskActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {cpus}")),
             MaskActionKind::Unbind => (EventKind::Repaired, unbind_text(&threads, &actions, &cpus)),
             MaskActionKind::Override => (EventKind::Rebalanced, override_text(&threads, &actions, &cpus)),

@@ -189,13 +189,13 @@ fn members_to_plan<'a>(
         PlannedMembers::Changed { .. } => state.members.members_to_plan(&state.dirty, id)?,
         PlannedMembers::Only(pids) => pids.iter().filter_map(|pid| state.members.get(pid)).collect(),
     };
-    if draft.state.cpusets.is_partition_delayed(id) {
+    if state.cpusets.is_partition_delayed(id) {
         // A valid partition has its PUs for itself: the kernel refuses them in the mask of a thread outside.
         return None;
     }
-    if draft.state.cpusets.delayed_changes.has_change_for(id) {
+    if state.cpusets.delayed_changes.has_change_for(id) {
         // The cpuset may be about to change.
-        concerned.retain(|member| !draft.state.is_in_job_cpuset(member));
+        concerned.retain(|member| !state.is_in_job_cpuset(member));
     }
     Some(concerned)
 }

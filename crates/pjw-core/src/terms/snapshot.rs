@@ -150,8 +150,7 @@ pub struct Process {
     /// since the last scan.
     pub attributes: Option<BatchAttributes>,
     /// Whether the environment and the command line could not be read, because the memory of the process was locked or
-    /// too many readings waited for locked memory.
-    /// `attributes` then has their last known values.
+    /// too many readings waited for locked memory. `attributes` then has their last known values.
     pub has_unread_environment: bool,
     /// What `attributes` says about batch systems: the role of the process in a batch system, and the jobs that
     /// the attributes name. `None` if the attributes are unchanged since the last scan.
