@@ -26,7 +26,7 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::inbox::{EventLoopMessage, MessageSender, WarningOrigin};
-use super::memory_findings::{map_lock_to_wire, remote_memory_to_wire};
+use super::memory_findings::{map_lock_to_wire, memory_by_node, remote_memory_to_wire};
 use super::query::{Query, QueryAnswer};
 use super::server::{ControlService, parse_job_id_argument};
 use super::settings::ControlSettings;
@@ -142,7 +142,7 @@ impl ControlService {
             None => self.measure_in_turn(&id, kind, requester).await?,
         };
         let remote = match kind {
-            ReadingKind::PagesByNode => self.find_remote_numa_memory(&id, &reading).await?,
+            ReadingKind::PagesByNode => self.find_remote_numa_memory(&id, memory_by_node(&reading)).await?,
             _ => self.sampled_remote_numa_memory(&id).await,
         };
         let far = remote.iter().map(remote_memory_to_wire).collect();

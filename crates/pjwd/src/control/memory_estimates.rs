@@ -149,12 +149,13 @@ impl ControlService {
         let Ok(reading) = self.measure_in_turn(id, ReadingKind::NodeSample, requester).await else {
             return Duration::ZERO;
         };
-        if let Ok(remote) = self.find_remote_numa_memory(id, &reading).await
+        let by_node = memory_by_node(&reading);
+        if let Ok(remote) = self.find_remote_numa_memory(id, by_node.clone()).await
             && self.published_job(id).is_ok_and(|now| now.since == job.since)
         {
             let mut records = self.memory_records.borrow_mut();
             let findings = records.node_findings_mut(id, &job.since);
-            findings.record(memory_by_node(&reading), &remote, reading.at.since_boot);
+            findings.record(by_node, &remote, reading.at.since_boot);
         }
         reading.cost
     }

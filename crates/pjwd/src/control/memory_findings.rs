@@ -21,19 +21,9 @@ use crate::view::to_wire::saturating_u32;
 const MAX_NAMED: usize = 4;
 
 impl ControlService {
-    /// Returns the processes in `reading` most of whose memory is on NUMA nodes where none of their hot threads runs.
-    /// Empty if the memory on each NUMA node was neither read nor estimated.
-    pub(super) async fn find_remote_numa_memory(
-        &self,
-        id: &JobId,
-        reading: &JobMemoryReading,
-    ) -> Result<Vec<RemoteNumaMemory>, CallError> {
-        self.compare_with_hot_threads(id, memory_by_node(reading)).await
-    }
-
     /// Returns those processes of the job `id` most of whose memory is on NUMA nodes where none of their hot threads
     /// runs now. `by_node` has the memory of the processes.
-    async fn compare_with_hot_threads(
+    pub(super) async fn find_remote_numa_memory(
         &self,
         id: &JobId,
         by_node: BTreeMap<Pid, MemoryByNode>,
@@ -55,7 +45,7 @@ impl ControlService {
         let confirmed = self.memory_records.borrow().node_findings(id).map(|found| found.confirmed(now));
         let confirmed = confirmed.unwrap_or_default();
         let by_node = confirmed.iter().map(|(process, memory)| (process.pid, memory.clone())).collect();
-        let mut remote = self.compare_with_hot_threads(id, by_node).await.unwrap_or_default();
+        let mut remote = self.find_remote_numa_memory(id, by_node).await.unwrap_or_default();
         // Another process may have got the pid.
         remote.retain(|remote| confirmed.contains_key(&remote.id));
         remote

@@ -51,15 +51,21 @@ struct NodeFinding {
     is_confirmed: bool,
 }
 
+impl NodeFinding {
+    fn is_recent(&self, now: Nanos, max_age: Duration) -> bool {
+        time_between(self.sampled_at, now) <= max_age
+    }
+}
+
 /// Returns the time from `earlier` to `later`, both in ns since boot.
 fn time_between(earlier: Nanos, later: Nanos) -> Duration {
     Duration::from_nanos(later.0.saturating_sub(earlier.0))
 }
 
 impl NodeFindings {
-    fn is_recent(&self, finding: &NodeFinding, now: Nanos) -> bool {
-        let max_age = (self.interval * 5 / 2).clamp(MIN_MAX_AGE, LONGEST_MAX_AGE);
-        time_between(finding.sampled_at, now) <= max_age
+    /// Returns the time after which a finding is forgotten.
+    fn max_age(&self) -> Duration {
+        (self.interval * 5 / 2).clamp(MIN_MAX_AGE, LONGEST_MAX_AGE)
     }
 
     /// Returns which processes the next sample takes first.
@@ -90,11 +96,10 @@ impl NodeFindings {
         let remote: BTreeSet<ProcessId> = remote.iter().map(|remote| remote.id).collect();
         self.interval = self.last_sample_at.map_or(Duration::ZERO, |last| time_between(last, at));
         self.last_sample_at = Some(at);
-        let mut found = std::mem::take(&mut self.found);
-        found.retain(|id, finding| {
-            self.is_recent(finding, at) && (remote.contains(id) || !sampled.contains_key(&id.pid))
+        let max_age = self.max_age();
+        self.found.retain(|id, finding| {
+            finding.is_recent(at, max_age) && (remote.contains(id) || !sampled.contains_key(&id.pid))
         });
-        self.found = found;
         for id in remote {
             let Some(memory) = sampled.remove(&id.pid) else { continue };
             let is_confirmed = self.found.contains_key(&id);
@@ -107,7 +112,8 @@ impl NodeFindings {
     /// ended.
     #[must_use]
     pub fn confirmed(&self, now: Nanos) -> BTreeMap<ProcessId, MemoryByNode> {
-        let is_known = |finding: &NodeFinding| finding.is_confirmed && self.is_recent(finding, now);
+        let max_age = self.max_age();
+        let is_known = |finding: &NodeFinding| finding.is_confirmed && finding.is_recent(now, max_age);
         let known = self.found.iter().filter(|(_, finding)| is_known(finding));
         known.map(|(&id, finding)| (id, finding.memory.clone())).collect()
     }

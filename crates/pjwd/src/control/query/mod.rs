@@ -241,6 +241,13 @@ fn hot_threads(member: &Member) -> impl Iterator<Item = &MemberThread> {
     member.threads.values().filter(|thread| thread.is_alive() && thread.demand.is_hot)
 }
 
+/// Returns a function that says of a process whether it is the first one with its address space for which the function
+/// is called.
+fn first_of_each_address_space(state: &WardenState) -> impl FnMut(&Member) -> bool {
+    let mut seen_groups = BTreeSet::new();
+    move |member| state.address_spaces.group_of(member.id).is_none_or(|group| seen_groups.insert(group))
+}
+
 /// Returns the processes that use the address space of `member`: `member` itself, and all other processes with which it
 /// shares the address space. `None` if one of these belongs to another job or to none: where its hot threads run is
 /// unknown then. Also `None` if the kernel does not say which processes share an address space.
@@ -258,10 +265,7 @@ fn address_space_users<'a>(state: &'a WardenState, member: &'a Member) -> Option
 /// in uninterruptible sleep (state `D`) at the last scan: it may hold the lock of the address space (`mmap_lock`), for
 /// which a sample would wait.
 fn hot_processes<'a>(state: &'a WardenState, id: &'a JobId) -> Vec<(usize, &'a Member)> {
-    let mut seen_groups = BTreeSet::new();
-    let mut is_first = |member: &Member| {
-        state.address_spaces.group_of(member.id).is_none_or(|group| seen_groups.insert(group))
-    };
+    let mut is_first = first_of_each_address_space(state);
     // A zombie has no address space any more.
     let alive = state.members_of(id).filter(|member| member.threads.values().any(MemberThread::is_alive));
     let counted = alive.filter(|member| is_first(member)).filter_map(|member| {
@@ -313,12 +317,10 @@ pub fn processes_with_remote_numa_memory(
     id: &JobId,
     memory_by_node: BTreeMap<Pid, MemoryByNode>,
 ) -> QueryAnswer {
-    let mut seen_groups = BTreeSet::new();
+    let mut is_first = first_of_each_address_space(state);
     let processes = memory_by_node.into_iter().filter_map(|(pid, memory)| {
-        let member = state.members.get(&pid).filter(|member| member.job == *id)?;
-        if !state.address_spaces.group_of(member.id).is_none_or(|group| seen_groups.insert(group)) {
-            return None;
-        }
+        let member =
+            state.members.get(&pid).filter(|member| member.job == *id).filter(|member| is_first(member))?;
         let users = address_space_users(state, member)?;
         let last_cpus = users.into_iter().flat_map(hot_threads).map(|thread| thread.last_cpu).collect();
         Some(HotProcessMemory { id: member.id, last_cpus, memory })
