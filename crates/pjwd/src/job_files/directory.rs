@@ -139,7 +139,7 @@ impl JobsDirectory {
         let names: BTreeSet<String> = jobs.map(ToString::to_string).collect();
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
             if !entry.file_name().to_str().is_some_and(|name| names.contains(name)) {
-                remove(&entry.path());
+                let _ = remove(&entry.path());
             }
         }
     }
@@ -150,7 +150,7 @@ impl JobsDirectory {
     /// # Errors
     /// If the subdirectory stays because pjwd has no free file descriptor.
     pub(super) fn remove_directory(&self, id: &JobId) -> Result<(), FileFault> {
-        try_to_remove(&self.path_of(id))
+        remove(&self.path_of(id))
     }
 }
 
@@ -277,7 +277,7 @@ impl JobDirectory {
             if metadata.is_file() && metadata.uid() == owner.0 && metadata.nlink() == 1 {
                 return Ok(true);
             }
-            remove(&path);
+            let _ = remove(&path);
         }
         let file = self.make_temporary().map_err(file_fault("make", &path))?;
         if owner.0 != UnixUid::effective().as_raw() {
@@ -293,7 +293,7 @@ impl JobDirectory {
         let make = || OpenOptions::new().write(true).create_new(true).mode(WANT_MODE).open(&self.temporary);
         match make() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                remove(&self.temporary);
+                let _ = remove(&self.temporary);
                 make()
             }
             made => made,
@@ -323,7 +323,7 @@ impl JobDirectory {
     /// Wakes the programs that wait for a change of the file `coremap` (the CPUs of the job). Returns false if the
     /// directory stays because pjwd has no free file descriptor.
     pub(super) fn remove(self) -> bool {
-        let is_done = !self.is_in_place() || remove(&self.path) || self.remove_own_files();
+        let is_done = !self.is_in_place() || remove(&self.path).is_ok() || self.remove_own_files();
         self.mark_core_map_outdated();
         is_done
     }
@@ -348,23 +348,17 @@ impl JobDirectory {
 pub fn remove_files_of_all_jobs(state_dir: &Path) {
     let jobs = state_dir.join(JOBS_DIRECTORY);
     for entry in std::fs::read_dir(&jobs).into_iter().flatten().flatten() {
-        remove(&entry.path());
+        let _ = remove(&entry.path());
     }
-    remove(&jobs);
+    let _ = remove(&jobs);
 }
 
 /// Removes a file, a link, or the directory of a job with its files. For a directory, also writes into the memory of
-/// the file `coremap` that its content is outdated, and wakes the waiting programs. What can't be removed stays. A
-/// directory also stays if pjwd has no free file descriptor. The function returns false only for this reason.
-fn remove(path: &Path) -> bool {
-    try_to_remove(path).is_ok()
-}
-
-/// Removes what is at `path`, as [`remove`] does.
+/// the file `coremap` that its content is outdated, and wakes the waiting programs. What can't be removed stays.
 ///
 /// # Errors
-/// If a directory stays because pjwd has no free file descriptor.
-fn try_to_remove(path: &Path) -> Result<(), FileFault> {
+/// If a directory stays because pjwd has no free file descriptor. All other reasons are no errors.
+fn remove(path: &Path) -> Result<(), FileFault> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.is_dir() {
         let _ = std::fs::remove_file(path);
@@ -421,7 +415,7 @@ fn make_directory(path: &Path) -> Result<bool, FileFault> {
             if std::fs::symlink_metadata(path).is_ok_and(|metadata| is_own(&metadata)) {
                 Ok(false)
             } else {
-                remove(path);
+                let _ = remove(path);
                 make().map(|()| true)
             }
         }
