@@ -30,9 +30,8 @@ pub(super) fn run_with_time_limit(mut program: Command, limit: Duration) -> Opti
     drop(program);
     let read_output = move || {
         let mut bytes = Vec::new();
-        let read = reader.take(MAX_OUTPUT).read_to_end(&mut bytes);
         // What was read before an error may be enough.
-        drop(read);
+        let _ = reader.take(MAX_OUTPUT).read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let ended = within(limit, read_output)
