@@ -1,9 +1,13 @@
-//! Waiting in the tests of this crate.
+//! What tests of several modules share: shells that end with their test, and waiting.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
 use pjw_core::ids::{Pid, Tid};
 
 /// Serialises the tests that create cpusets of the warden: these share `/pjw`, which exists only while there is a
@@ -12,6 +16,16 @@ use pjw_core::ids::{Pid, Tid};
 pub(crate) fn alone_with_cpusets() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A shell that will run a script. It is killed when the thread that starts it ends, so a run of the tests that is
+/// killed leaves no process that computes without an end.
+pub(crate) fn shell_that_ends_with_its_thread(script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    // SAFETY: the closure runs between fork and exec, and makes only one system call.
+    unsafe { command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
+    command
 }
 
 /// Whether a thread sleeps, and the kernel has added all its run time to its CPU time.

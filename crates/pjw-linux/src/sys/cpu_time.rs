@@ -70,18 +70,18 @@ impl CpuTimeSampler {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::process::{Child, Command};
+    use std::process::Child;
 
     use pjw_core::ids::StartTime;
 
     use super::*;
-    use crate::tests::until_true;
+    use crate::tests::{shell_that_ends_with_its_thread, until_true};
 
     struct Spinner(Child);
 
     impl Spinner {
         fn start() -> (Self, ProcessId) {
-            let child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+            let child = shell_that_ends_with_its_thread("while :; do :; done").spawn().unwrap();
             let process = ProcessId { pid: Pid(child.id()), start: StartTime(1) };
             (Self(child), process)
         }

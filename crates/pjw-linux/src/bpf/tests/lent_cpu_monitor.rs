@@ -19,7 +19,7 @@ use pjw_core::ids::{Pid, Tid};
 use crate::bpf::{LentCpuMonitor, LentCpuMonitorUnavailable};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::sys::{affinity, cpu_time::process_cpu_time};
-use crate::tests::until;
+use crate::tests::{shell_that_ends_with_its_thread, until};
 
 /// Serialises the tests: each looks for the program in the kernel.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -74,7 +74,7 @@ struct Shell(Child);
 
 impl Shell {
     fn start(pu: Pu, script: &str) -> Self {
-        let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+        let child = shell_that_ends_with_its_thread(script).spawn().unwrap();
         affinity::set_mask(Tid(child.id()), &CpuSet::from(pu)).unwrap();
         Self(child)
     }
@@ -273,7 +273,7 @@ fn a_borrower_in_a_cgroup_at_idle_priority_is_not_counted_and_another_one_is() {
 
 /// One spinning process for each PU of this process, each allowed on all of them. So one runs on the PU that is lent.
 fn unconfined_spinners(pus: &CpuSet) -> Vec<Shell> {
-    let start = |_| Shell(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
+    let start = |_| Shell(shell_that_ends_with_its_thread("while :; do :; done").spawn().unwrap());
     pus.iter().map(start).collect()
 }
 

@@ -8,6 +8,7 @@ use std::sync::MutexGuard;
 
 use pjw_core::cpuset_group::CpusetSpec;
 use pjw_core::ids::{Pid, Tid, Uid};
+use pjw_core::job::JobId;
 use pjw_core::own_cgroups::{CgroupPlace, OwnCgroupNames};
 
 use crate::cgroup::{CgroupMounts, CpusetMount};
@@ -58,7 +59,7 @@ pub(super) fn fixture_of(creator: CgroupCreator) -> Option<Fixture> {
             let all = hierarchy.root().effective_cpus().unwrap();
             let proc = ProcDir::open(Path::new("/proc")).unwrap();
             let unrelated_threads = UnrelatedThreads::new(false);
-            Some(Fixture {
+            let mut fixture = Fixture {
                 proc,
                 hierarchy,
                 systemd: SystemdClient::default(),
@@ -66,7 +67,9 @@ pub(super) fn fixture_of(creator: CgroupCreator) -> Option<Fixture> {
                 own_cgroups: OwnCgroupNames::default(),
                 all,
                 _alone: alone,
-            })
+            };
+            fixture.remove_cpusets_of_ended_runs();
+            Some(fixture)
         }
         Err(why) => {
             skip(why);
@@ -124,6 +127,34 @@ impl Fixture {
         self.make(&CpusetChange::Remove { job_cpuset: job_cpuset.clone() })
     }
 
+    /// Removes the cpusets that an earlier run of these tests left behind because it was killed. The tests share their
+    /// parents with this run.
+    fn remove_cpusets_of_ended_runs(&mut self) {
+        for leftover in list_job_cpusets(&self.hierarchy, &self.own_cgroups) {
+            let Some((job, place)) = self.own_cgroups.job_at_path(&leftover.path, CgroupCreator::Warden)
+            else {
+                continue;
+            };
+            if !is_of_ended_run(&job) {
+                continue;
+            }
+            for group in below(self.hierarchy.cgroup(&leftover.path).unwrap()) {
+                for pid in group.processes() {
+                    let _ = self.hierarchy.root().write_file("cgroup.procs", &pid.to_string());
+                }
+            }
+            let spec = CpusetSpec {
+                idle: place == CgroupPlace::Besteffort,
+                isolated: place == CgroupPlace::Partition,
+                ..CpusetSpec::from_cpus(CpuSet::new())
+            };
+            let removed =
+                self.remove(&JobCpuset { job, creator: CgroupCreator::Warden, path: leftover.path, spec });
+            assert!(matches!(removed, CpusetOutcome::Done { .. } | CpusetOutcome::Gone), "{removed:?}");
+        }
+        remove_orphaned_twins(&mut self.context().0);
+    }
+
     pub(super) fn id(&mut self, pid: Pid) -> ProcessId {
         ProcessId { pid, start: self.proc.thread_stat(pid, Tid(pid.0)).unwrap().start }
     }
@@ -160,9 +191,26 @@ impl Fixture {
     }
 }
 
+/// A cgroup and all cgroups below it.
+fn below(group: CgroupDir) -> Vec<CgroupDir> {
+    let mut found: Vec<CgroupDir> = group.children().into_iter().flat_map(below).collect();
+    found.push(group);
+    found
+}
+
+/// The begin of the name of each job of these tests. The process id of the run follows.
+const NAME_PREFIX: &str = "test-";
+
+/// Whether the name of a job is one of [`job_cpuset_of`], in a run whose process no longer exists.
+fn is_of_ended_run(job: &JobId) -> bool {
+    let run = job.name().strip_prefix(NAME_PREFIX).and_then(|rest| rest.split('-').next());
+    let pid = run.and_then(|run| run.parse::<u32>().ok());
+    pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+}
+
 /// A cpuset with a name that no other test and no other run uses.
 pub(super) fn job_cpuset_of(creator: CgroupCreator, name: &str, spec: CpusetSpec) -> JobCpuset {
-    let job = format!("test-{}-{name}", std::process::id()).parse().unwrap();
+    let job = format!("{NAME_PREFIX}{}-{name}", std::process::id()).parse().unwrap();
     let place = if spec.idle {
         CgroupPlace::Besteffort
     } else if spec.isolated {

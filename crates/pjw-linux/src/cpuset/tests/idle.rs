@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io::Write;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
+use nix::sys::signal::{Signal, kill};
 use pjw_core::cpuset_group::CpusetSpec;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::own_cgroups::OwnCgroupNames;
@@ -12,7 +13,7 @@ use super::fixture::*;
 use crate::cgroup::CpusetMount;
 use crate::cpuset::*;
 use crate::sys::affinity;
-use crate::tests::{until, until_true};
+use crate::tests::{shell_that_ends_with_its_thread, until, until_true};
 
 /// The CPU time in ns after which shares are compared.
 const ENOUGH: u64 = 500_000_000;
@@ -55,8 +56,7 @@ struct Shell(Child);
 
 impl Shell {
     fn start(fixture: &mut Fixture, script: &str) -> (Self, ProcessId) {
-        let mut command = Command::new("sh");
-        let child = command.args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
+        let child = shell_that_ends_with_its_thread(script).stdin(Stdio::piped()).spawn().unwrap();
         let process = fixture.id(Pid(child.id()));
         (Self(child), process)
     }
@@ -87,7 +87,7 @@ impl Drop for Shell {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         for child in children.split_ascii_whitespace() {
             let child = nix::unistd::Pid::from_raw(child.parse().unwrap());
-            let _ = nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL);
+            let _ = kill(child, Signal::SIGKILL);
         }
         let _ = self.0.kill();
         let _ = self.0.wait();
