@@ -43,7 +43,7 @@ pub use batch::SpawnBatch;
 pub use checks::CheckError;
 pub use checks::nodes::can_prefer_numa_node;
 pub use checks::program::find_program;
-pub use checks::room::{check_process_limits, raise_descriptor_limit};
+pub use checks::room::{check_descriptor_limit, check_process_limits, raise_descriptor_limit};
 pub use child::{Child, ExitStatus};
 pub use context::SpawnContext;
 pub use credentials::Credentials;

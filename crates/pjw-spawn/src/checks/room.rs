@@ -191,26 +191,41 @@ fn check_limits(
 /// changed.
 pub fn raise_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
     let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
-    let needed = wanted as u64 + SPARE_DESCRIPTORS;
     // Counting the open descriptors takes longer than the start of a process.
-    if needed * UNCOUNTED_SHARE <= soft {
+    if (wanted as u64 + SPARE_DESCRIPTORS) * UNCOUNTED_SHARE <= soft {
         return Ok(());
     }
     let _changing = LIMIT_CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
-    // One of them is that of the directory itself.
-    let open = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.skip(1).count() as u64);
-    let needed = needed + open;
-    if needed <= soft {
-        return Ok(());
-    }
-    if needed > hard {
-        return Err(CheckError::DescriptorLimit { wanted, open, needed, limit: hard });
-    }
+    let Some((needed, hard)) = needed_descriptor_limit(wanted)? else { return Ok(()) };
     setrlimit(Resource::RLIMIT_NOFILE, needed, hard).map_err(|errno| CheckError::SystemCall {
         what: "the limit of open descriptors can't be raised",
         errno,
     })
+}
+
+/// Checks whether [`raise_descriptor_limit`] can make room for `wanted` more descriptors and a reserve of 64. Does not
+/// change the limit of open descriptors. A limit that can't be read is not checked.
+///
+/// # Errors
+/// [`CheckError::DescriptorLimit`] if the hard limit is too low.
+pub fn check_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
+    needed_descriptor_limit(wanted).map(|_| ())
+}
+
+/// Returns the soft limit of open descriptors that the calling process needs for `wanted` more descriptors and the
+/// reserve, and its hard limit. `None` if the present soft limit is high enough, or can't be read.
+///
+/// # Errors
+/// [`CheckError::DescriptorLimit`] if the hard limit is too low.
+fn needed_descriptor_limit(wanted: usize) -> Result<Option<(u64, u64)>, CheckError> {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(None) };
+    // One of them is that of the directory itself.
+    let open = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.skip(1).count() as u64);
+    let needed = wanted as u64 + SPARE_DESCRIPTORS + open;
+    if needed > hard {
+        return Err(CheckError::DescriptorLimit { wanted, open, needed, limit: hard });
+    }
+    Ok((needed > soft).then_some((needed, hard)))
 }
 
 /// Returns the number of threads of the system: the fourth field of /proc/loadavg, proc(5).
@@ -382,6 +397,15 @@ mod tests {
         assert!(limits.iter().all(|limit| limit.room > 0), "{limits:?}");
         let wanted = u64::from(u32::MAX);
         assert!(check_limits(wanted, 0, wanted, limits).is_err());
+    }
+
+    #[test]
+    fn more_descriptors_than_the_hard_limit_allows_are_refused() {
+        let wanted = u32::MAX as usize;
+        for refusal in [check_descriptor_limit(wanted), raise_descriptor_limit(wanted)] {
+            assert!(matches!(refusal, Err(CheckError::DescriptorLimit { .. })), "{refusal:?}");
+        }
+        assert_eq!(check_descriptor_limit(1), Ok(()));
     }
 
     #[test]
