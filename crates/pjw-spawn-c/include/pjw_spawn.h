@@ -50,9 +50,9 @@ pid_t pspawn(pspawn_context_t *ctx, char *const argv[]);
 int pspawn_n(pid_t *pids, pspawn_context_t *ctx, int nspawns, char *const argv[]);
 
 /* Starts `nspawns` processes of the program at `filename`, which is not searched in PATH. Process i runs on the CPUs
- * mask[i % clen], all of which the calling thread must be allowed to use; with clen 0, all run on the CPUs of the calling
- * thread. envp NULL stands for the caller's environment. Returns when every process has begun the program or has failed.
- * The return value and what is written into `pids` are as for pspawn_n(). */
+ * mask[i % clen], all of which the calling thread must be allowed to use; sets that no process uses are not read. With
+ * clen 0, all run on the CPUs of the calling thread. envp NULL stands for the caller's environment. Returns when every
+ * process has begun the program or has failed. The return value and what is written into `pids` are as for pspawn_n(). */
 int pspawn_v(const char *filename, char *const *argv, char *const *envp, unsigned int nspawns, unsigned int clen,
              cpu_set_t *const *mask, int flags, pid_t *pids);
 

@@ -5,11 +5,34 @@ use std::ffi::{CString, c_int, c_uint};
 use std::sync::Arc;
 
 use libc::pid_t;
+use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
-use spawn::{Arguments, Child, Instance, Placement, SpawnError, Stdio};
+use spawn::{
+    Arguments, Child, Instance, Placement, SpawnError, Stdio, check_descriptor_limit, check_process_limits,
+};
 
 use crate::arguments::{StringLists, to_os_strs};
 use crate::failure::{Failure, store_failure_message};
+
+/// The largest number of processes that [`check_count`] does not check. So few processes need little memory, and
+/// reading the limits takes longer than the start of a process.
+const MAX_UNCHECKED_COUNT: c_uint = 1024;
+
+/// Checks whether the limits of the system allow `count` processes and a descriptor for each of them. The functions of
+/// this library call this function before they read an array whose length depends on `count`, and before they allocate
+/// memory for each process. Up to 1024 processes are not checked here. All limits are checked again before the start.
+///
+/// # Errors
+/// `EAGAIN` if a limit on the number of processes is too low. `EMFILE` if the hard limit of open descriptors is too
+/// low.
+pub(crate) fn check_count(count: c_uint) -> Result<(), Failure> {
+    if count > MAX_UNCHECKED_COUNT {
+        // The number of threads that start the processes is not known yet.
+        check_process_limits(count as usize, 0)?;
+        check_descriptor_limit(count as usize)?;
+    }
+    Ok(())
+}
 
 /// The arguments of one call that starts several processes of a program, such as `pspawn_v`.
 #[derive(Debug)]
@@ -28,7 +51,10 @@ pub(crate) struct StartArguments {
 
 impl StartArguments {
     /// Converts the arguments of the call to a list with one element for each process that is to be started. An element
-    /// contains the arguments, the environment and the CPUs of the process. Fails if an argument list is invalid.
+    /// contains the arguments, the environment and the CPUs of the process.
+    ///
+    /// # Errors
+    /// `EINVAL` if an argument list is invalid. `ENOMEM` if there is no memory for the list of processes.
     pub(crate) fn instances(&self) -> Result<Vec<Instance>, Failure> {
         let arguments: Vec<Arc<Arguments>> = self
             .arguments
@@ -57,7 +83,13 @@ impl StartArguments {
             placement: Arc::clone(of_rank(&placements, rank)),
             stdio: Stdio::default(),
         };
-        Ok((0..self.count).map(instance).collect())
+        let mut instances = Vec::new();
+        // A failed allocation in collect() would abort the C program.
+        instances.try_reserve_exact(self.count as usize).map_err(|_| {
+            Failure::from_errno(&format!("{} processes can't be listed", self.count), Errno::ENOMEM)
+        })?;
+        instances.extend((0..self.count).map(instance));
+        Ok(instances)
     }
 }
 

@@ -23,7 +23,7 @@ use spawn::SpawnContext;
 
 use crate::arguments::{StringLists, read_masks};
 use crate::failure::{Failure, to_c_result};
-use crate::group::{PidArray, StartArguments};
+use crate::group::{PidArray, StartArguments, check_count};
 
 /// The C type `pspawn_context_t`: a program that can be started many times, and the CPUs on which its processes run.
 /// [`pspawn_context_create`] initialises a value, and [`pspawn_context_destroy`] frees its memory.
@@ -133,6 +133,7 @@ pub unsafe extern "C" fn pspawn_n(
         let ContextOnCpus { context, cpus } =
             context.ok_or_else(|| Failure::invalid("the context is NULL or was destroyed"))?;
         let count = c_uint::try_from(nspawns).map_err(|_| Failure::invalid("nspawns is negative"))?;
+        check_count(count)?;
         // SAFETY: the caller gives NULL or such a list.
         let arguments = unsafe { StringLists::one_for_all(argv) }?;
         let masks = cpus.iter().cloned().collect();
@@ -145,9 +146,9 @@ pub unsafe extern "C" fn pspawn_n(
 }
 
 /// Starts `nspawns` processes of the program at `filename`, which is not searched in `PATH`. `mask` is an array of
-/// `clen` CPU sets. Process number i, from 0, runs on the CPUs `mask[i % clen]`. If `clen` is 0, `mask` is not read,
-/// and the processes run on the CPUs of the calling thread. If `envp` is NULL, the processes have the environment of
-/// the caller.
+/// `clen` CPU sets. Process number i, from 0, runs on the CPUs `mask[i % clen]`. Sets that no process uses are not
+/// read. If `clen` is 0, `mask` is not read, and the processes run on the CPUs of the calling thread. If `envp` is
+/// NULL, the processes have the environment of the caller.
 ///
 /// `flags` is 0 or a combination of these values:
 ///
@@ -180,8 +181,10 @@ pub unsafe extern "C" fn pspawn_v(
     pids: *mut pid_t,
 ) -> c_int {
     to_c_result(|| {
+        check_count(nspawns)?;
+        // With more sets than processes, the further ones are not used.
         // SAFETY: the caller guarantees the same.
-        let masks = unsafe { read_masks(mask, clen) }?;
+        let masks = unsafe { read_masks(mask, clen.min(nspawns)) }?;
         // SAFETY: the caller guarantees the same.
         let (context, group) = unsafe { read_start_arguments(filename, argv, envp, nspawns, masks, flags) }?;
         let results = context.spawn_n(group.instances()?)?;
@@ -210,6 +213,7 @@ pub unsafe extern "C" fn ipspawn(
     flags: c_int,
 ) -> c_int {
     to_c_result(|| {
+        check_count(nspawns)?;
         // SAFETY: the caller guarantees the same.
         let masks = unsafe { read_masks(mask, if mask.is_null() { 0 } else { nspawns }) }?;
         // SAFETY: the caller guarantees the same.

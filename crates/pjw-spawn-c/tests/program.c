@@ -2,10 +2,12 @@
  * function does something else. Arguments: the path of this program. With the argument "child", it is an instance. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -162,6 +164,52 @@ static void a_mistake_has_an_errno_and_a_text(char *self) {
     EXPECT(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
 }
 
+/* The arrays are shorter than the number of processes: a call that the limits refuse does not read them. The limit of
+ * addresses lets the allocation of memory for each process fail. */
+static void a_number_that_the_limits_do_not_allow_is_refused_before_memory_is_allocated(char *self) {
+    const rlim_t max_addresses = (rlim_t)4 << 30;
+    struct rlimit before;
+    EXPECT(getrlimit(RLIMIT_AS, &before) == 0);
+    struct rlimit lower = before;
+    if (lower.rlim_cur > max_addresses) lower.rlim_cur = max_addresses;
+    EXPECT(setrlimit(RLIMIT_AS, &lower) == 0);
+
+    pspawn_context_t ctx;
+    char *arguments[] = {self, "child", "0", NULL};
+    char *environment[] = {"NUMBER=3", NULL};
+    EXPECT(pspawn_context_create(&ctx, self, -1) == 0);
+    EXPECT(pspawn_n(NULL, &ctx, 2000000000, arguments) == -1 && errno == EAGAIN);
+    EXPECT(strstr(pspawn_error(), "2000000000 were asked for") != NULL);
+    pspawn_context_destroy(&ctx);
+
+    cpu_set_t first;
+    CPU_ZERO(&first);
+    CPU_SET(first_cpu(), &first);
+    cpu_set_t *masks[] = {&first};
+    pid_t pids[1] = {12345};
+    int each = PSPAWN_ARGV_EACH | PSPAWN_ENVP_EACH;
+    EXPECT(pspawn_v(self, arguments, NULL, UINT_MAX, 0, NULL, PSPAWN_DEFAULT, pids) == -1 && errno == EAGAIN);
+    EXPECT(strstr(pspawn_error(), "4294967295 were asked for") != NULL);
+    EXPECT(pspawn_v(self, arguments, environment, UINT_MAX, 0, NULL, each, pids) == -1 && errno == EAGAIN);
+    EXPECT(pspawn_v(self, arguments, NULL, UINT_MAX, UINT_MAX, masks, PSPAWN_DEFAULT, pids) == -1 && errno == EAGAIN);
+    EXPECT(pids[0] == 12345);
+    EXPECT(ipspawn(self, arguments, NULL, UINT_MAX, NULL, PSPAWN_DEFAULT) == -1 && errno == EAGAIN);
+    EXPECT(ipspawn(self, arguments, NULL, UINT_MAX, masks, PSPAWN_DEFAULT) == -1 && errno == EAGAIN);
+    EXPECT(setrlimit(RLIMIT_AS, &before) == 0);
+}
+
+static void a_set_that_no_process_uses_is_not_read(char *self) {
+    cpu_set_t first;
+    CPU_ZERO(&first);
+    CPU_SET(first_cpu(), &first);
+    cpu_set_t *masks[] = {&first, NULL};
+    char *arguments[] = {self, "child", "cpu", NULL};
+    pid_t pid;
+    EXPECT(pspawn_v(self, arguments, NULL, 1, 2, masks, PSPAWN_DEFAULT, &pid) == 1);
+    EXPECT(exit_status(pid) == first_cpu());
+    EXPECT(pspawn_v(self, arguments, NULL, 2, 2, masks, PSPAWN_DEFAULT, NULL) == -1 && errno == EINVAL);
+}
+
 int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "child") == 0) return instance(argv);
     if (argc > 2 && strcmp(argv[1], "late") == 0) return late_program(argc, argv);
@@ -170,5 +218,7 @@ int main(int argc, char **argv) {
     an_asynchronous_call_reports_its_end_by_a_descriptor(argv[0]);
     a_late_fork_has_the_arguments_and_the_environment_of_its_process(argv[0]);
     a_mistake_has_an_errno_and_a_text(argv[0]);
+    a_number_that_the_limits_do_not_allow_is_refused_before_memory_is_allocated(argv[0]);
+    a_set_that_no_process_uses_is_not_read(argv[0]);
     return failures != 0;
 }
