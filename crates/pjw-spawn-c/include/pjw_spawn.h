@@ -23,8 +23,9 @@ typedef struct pspawn_context {
  * in C++. */
 enum pspawn_flags {
     PSPAWN_DEFAULT = 0,
-    /* `argv` has one list for each process, one after the other. Each list ends with NULL. Without this flag, `argv` is
-     * one list, and every process gets it. */
+    /* `argv` has one list for each process, one after the other. Each list ends with NULL. A process whose list is too
+     * large has -E2BIG in `pids`, and the others are started. Without this flag, `argv` is one list, and every process
+     * gets it. */
     PSPAWN_ARGV_EACH = 1,
     /* The same for `envp`. */
     PSPAWN_ENVP_EACH = 2,

@@ -161,6 +161,10 @@ pub unsafe extern "C" fn pspawn_n(
 ///   processes are forks of the templates. If a process can't be forked in this way, or if `nspawns` is 1, the
 ///   library uses execve(2) instead.
 ///
+/// With `PSPAWN_ARGV_EACH` or `PSPAWN_ENVP_EACH`, the arguments and the environment of some processes may be too large
+/// for execve(2). These processes fail with `E2BIG`, and the others are started. If the arguments and the environment
+/// of every process are too large, the call returns -1 with `E2BIG`.
+///
 /// Waits until each process has begun the program or has failed to start. A process has begun the program when its
 /// execve(2) has succeeded, or when it was forked from a template. The values in `pids` and the return value are
 /// those of [`pspawn_n`].

@@ -210,6 +210,21 @@ static void a_set_that_no_process_uses_is_not_read(char *self) {
     EXPECT(pspawn_v(self, arguments, NULL, 2, 2, masks, PSPAWN_DEFAULT, NULL) == -1 && errno == EINVAL);
 }
 
+/* 4 MiB is more than execve(2) allows for one string, also with pages of 64 KiB. */
+static void of_the_lists_of_each_process_only_a_too_large_one_fails(char *self) {
+    static char large[4 << 20];
+    memset(large, 'x', sizeof large - 1);
+    char *each[] = {self, "child", "7", NULL, self, "child", large, NULL};
+    char *variable[] = {self, "child", "variable", NULL};
+    char *environments[] = {large, NULL, "NUMBER=4", NULL};
+    pid_t pids[2];
+    EXPECT(pspawn_v(self, each, NULL, 2, 0, NULL, PSPAWN_ARGV_EACH, pids) == 1);
+    EXPECT(exit_status(pids[0]) == 7 && pids[1] == -E2BIG);
+    EXPECT(pspawn_v(self, variable, environments, 2, 0, NULL, PSPAWN_ENVP_EACH, pids) == 1);
+    EXPECT(pids[0] == -E2BIG && exit_status(pids[1]) == 4);
+    EXPECT(pspawn_v(self, &each[4], NULL, 2, 0, NULL, PSPAWN_DEFAULT, pids) == -1 && errno == E2BIG);
+}
+
 int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "child") == 0) return instance(argv);
     if (argc > 2 && strcmp(argv[1], "late") == 0) return late_program(argc, argv);
@@ -220,5 +235,6 @@ int main(int argc, char **argv) {
     a_mistake_has_an_errno_and_a_text(argv[0]);
     a_number_that_the_limits_do_not_allow_is_refused_before_memory_is_allocated(argv[0]);
     a_set_that_no_process_uses_is_not_read(argv[0]);
+    of_the_lists_of_each_process_only_a_too_large_one_fails(argv[0]);
     return failures != 0;
 }
