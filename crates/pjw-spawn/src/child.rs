@@ -3,8 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pjw_core::ids::Pid;
 
 /// A process that this crate has started, with its process id and its pidfd. Dropping this value closes the pidfd and
@@ -50,13 +49,26 @@ impl Child {
     /// Returns whether the process is a child of the calling process, or has ended. Another thread, or the kernel if
     /// `SIGCHLD` is ignored, may have taken the exit status of a child already.
     pub(crate) fn is_own_or_ended(&self) -> bool {
-        is_own(Id::PIDFd(self.pidfd.as_fd())) || self.send_signal(0) == Err(Errno::ESRCH)
+        self.is_own() || self.has_ended()
     }
 
-    /// Kills the process by `SIGKILL`, and waits until it has ended.
+    /// Returns whether the process is a child of the calling process that was not waited for.
+    fn is_own(&self) -> bool {
+        self.wait_once(libc::WEXITED | libc::WNOHANG | libc::WNOWAIT).is_ok()
+    }
+
+    /// Returns whether the process has ended, also if its exit status was taken already.
+    fn has_ended(&self) -> bool {
+        let mut ready = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut ready, PollTimeout::ZERO).is_ok_and(|count| count > 0)
+    }
+
+    /// Kills the process by `SIGKILL`, and waits until it has ended. Does not wait if the signal can't be sent, because
+    /// the process may then never end.
     pub(crate) fn kill_and_wait(&self) {
-        let _ = self.send_signal(libc::SIGKILL);
-        let _ = self.wait();
+        if self.send_signal(libc::SIGKILL).is_ok() {
+            let _ = self.wait();
+        }
     }
 
     /// Calls [`wait_once`] for this process.
@@ -68,6 +80,10 @@ impl Child {
     /// Sends the signal with the number `signal` to the process by pidfd_send_signal(2). The signal never reaches
     /// another process, even if this process has ended and its process id was given to another one.
     ///
+    /// Where a seccomp filter forbids pidfd_send_signal(2), a child of the calling process gets the signal by kill(2).
+    /// A child keeps its process id until it is waited for. Except: if another thread waits for it during this call, or
+    /// if the caller ignores `SIGCHLD`, the signal can reach a later process with the same process id.
+    ///
     /// # Errors
     /// `ESRCH` if the process has ended and the caller has waited for its end. `EPERM` if the caller is not allowed
     /// to send signals to the process. `EINVAL` if there is no signal with this number.
@@ -75,8 +91,19 @@ impl Child {
         let (pidfd, no_info, no_flags) = (self.pidfd.as_raw_fd(), std::ptr::null::<libc::siginfo_t>(), 0);
         // SAFETY: the descriptor is open, and a null pointer stands for the usual information.
         let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, no_info, no_flags) };
-        Errno::result(sent).map(drop)
+        match Errno::result(sent) {
+            // Also if the process belongs to another user: kill(2) then fails with the same error.
+            Err(Errno::EPERM | Errno::EACCES | Errno::ENOSYS) if self.is_own() => kill(self.pid, signal),
+            sent => sent.map(drop),
+        }
     }
+}
+
+/// Sends the signal with the number `signal` to the process `pid` by kill(2). The process must be a child of the
+/// calling process that was not waited for, so that no other process has its process id.
+fn kill(pid: Pid, signal: i32) -> Result<(), Errno> {
+    // SAFETY: the call takes numbers.
+    Errno::result(unsafe { libc::kill(pid.0.cast_signed(), signal) }).map(drop)
 }
 
 /// Calls waitid(2) once with the options `flags`, for the child process that `kind` and `id` name. Returns how the
@@ -121,19 +148,15 @@ pub(crate) fn wait_without_reaping(pid: Pid) -> Result<ExitStatus, Errno> {
 /// Kills a child process that has no pidfd here, and waits for its end. Does nothing if `pid` is no child of the
 /// calling process. A child that was not waited for keeps its process id.
 pub(crate) fn end_without_pidfd(pid: Pid) {
-    let process = nix::unistd::Pid::from_raw(pid.0.cast_signed());
-    if is_own(Id::Pid(process)) {
-        let _ = kill(process, Signal::SIGKILL);
+    if is_own_child(pid) && kill(pid, libc::SIGKILL).is_ok() {
         // A signal handler of the caller may interrupt the wait, which is then repeated.
         let _ = wait_until_ended(|| wait_once(libc::P_PID, pid.0, libc::WEXITED));
     }
 }
 
-/// Returns whether `process` is a child of the calling process that was not waited for.
-fn is_own(process: Id<'_>) -> bool {
-    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-    // Other errors mean only that nix can't represent how the child has ended.
-    waitid(process, flags) != Err(Errno::ECHILD)
+/// Returns whether the process `pid` is a child of the calling process that was not waited for.
+fn is_own_child(pid: Pid) -> bool {
+    wait_once(libc::P_PID, pid.0, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT).is_ok()
 }
 
 impl AsFd for Child {
@@ -144,12 +167,63 @@ impl AsFd for Child {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, sigaction};
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
     use super::*;
+    use crate::syscall_filter::refuse_call;
+    use crate::{Arguments, Instance, Placement, SpawnContext, Stdio};
+
+    /// Starts a process that sleeps longer than the test takes.
+    fn sleeping_child() -> Child {
+        let instance = Instance {
+            rank: 0,
+            size: 1,
+            arguments: Arc::new(Arguments::literal(&["sleep", "1000"]).unwrap()),
+            variables: Vec::new(),
+            placement: Arc::new(Placement::default()),
+            stdio: Stdio::default(),
+        };
+        SpawnContext::new("sleep").unwrap().spawn(instance).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_child_gets_signals_also_where_pidfd_send_signal_is_forbidden() {
+        for errno in [Errno::EPERM, Errno::ENOSYS] {
+            // The filter holds for this thread and those that it starts.
+            let thread = std::thread::spawn(move || {
+                refuse_call(libc::SYS_pidfd_send_signal, errno);
+                let child = sleeping_child();
+                child.send_signal(libc::SIGTERM).unwrap();
+                assert_eq!(child.wait(), Ok(ExitStatus::Signal(libc::SIGTERM)));
+                // Another process may have its process id now.
+                assert_eq!(child.send_signal(libc::SIGTERM), Err(errno));
+                assert!(child.is_own_or_ended());
+                let child = sleeping_child();
+                child.kill_and_wait();
+                assert_eq!(child.try_wait(), Err(Errno::ECHILD), "it was waited for");
+            });
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_child_that_can_not_be_killed_is_not_waited_for() {
+        let thread = std::thread::spawn(|| {
+            let child = sleeping_child();
+            refuse_call(libc::SYS_pidfd_send_signal, Errno::EPERM);
+            refuse_call(libc::SYS_kill, Errno::EPERM);
+            child.kill_and_wait();
+            end_without_pidfd(child.pid);
+            child
+        });
+        let child = thread.join().unwrap();
+        assert_eq!(child.try_wait(), Ok(None));
+        child.kill_and_wait();
+    }
 
     extern "C" fn do_nothing(_: i32) {}
 
@@ -173,7 +247,7 @@ mod tests {
                     }
                 }
                 end_without_pidfd(Pid(pid.cast_unsigned()));
-                !is_own(Id::Pid(nix::unistd::Pid::from_raw(pid)))
+                !is_own_child(Pid(pid.cast_unsigned()))
             };
             (0..100).filter(is_gone).count()
         };
