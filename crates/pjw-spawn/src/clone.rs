@@ -71,18 +71,26 @@ pub(crate) struct StartParameters<'a> {
     pub(crate) memory_policy: Option<&'a MemoryPolicy>,
     /// The additional parameters of a template: a process that loads its program, stops, and is then forked.
     /// `None` if the process is no template.
-    pub(crate) template: Option<TemplateStart>,
+    pub(crate) template: Option<TemplateStart<'a>>,
 }
 
 /// The additional parameters of a new process that becomes a template. A template loads the program, stops, and is then
 /// forked to make further processes. If the calling thread ends while the template loads the program, the kernel kills
 /// the template.
 #[derive(Clone, Copy)]
-pub(crate) struct TemplateStart {
+pub(crate) struct TemplateStart<'a> {
     /// The descriptor of the socket by which the template receives messages. The template keeps it open.
     pub(crate) channel: RawFd,
-    /// Whether the calling thread traces the process by ptrace(2). If so, the process stops after execve(2).
-    pub(crate) is_traced: bool,
+    /// The place where the process stores the error number if ptrace(2) fails: if the calling thread can't trace the
+    /// process. `None` if the calling thread is not to trace the process. A traced process stops after execve(2).
+    pub(crate) trace_failure: Option<&'a AtomicI32>,
+}
+
+impl TemplateStart<'_> {
+    /// Returns whether the calling thread is to trace the process by ptrace(2).
+    fn is_traced(&self) -> bool {
+        self.trace_failure.is_some()
+    }
 }
 
 /// The parameters that are the same for all processes which one spawner thread starts, such as the working directory
@@ -148,7 +156,7 @@ pub(crate) fn clone_and_exec(
     let mut shared = Shared { start, failure, own_pid, has_handlers: false };
     let mut pidfd: c_int = -1;
     // A signal stops a traced process, also before execve(2). A sleeping tracer could not let the process continue.
-    let is_traced = start.template.is_some_and(|template| template.is_traced);
+    let is_traced = start.template.is_some_and(|template| template.is_traced());
     let sleep = if is_traced { 0 } else { libc::CLONE_VFORK as u64 };
     let mut arguments = CloneArguments {
         flags: libc::CLONE_VM as u64 | sleep | libc::CLONE_PIDFD as u64 | CLONE_CLEAR_SIGHAND,
@@ -321,7 +329,7 @@ extern "C" fn run_child(shared: *const ()) -> ! {
     if shared.has_handlers {
         signals::clear_handlers();
     }
-    if start.template.is_some_and(|template| template.is_traced) {
+    if start.template.is_some_and(|template| template.is_traced()) {
         // SAFETY: has no precondition. The process is not traced yet.
         shared.own_pid.store(unsafe { libc::getpid() }, Relaxed);
     }
@@ -378,10 +386,8 @@ fn prepare_child(start: &StartParameters<'_>) -> Result<(), FailedStep> {
     signals::set_default_action(libc::SIGPIPE);
     // A traced process stops after execve(2) only if `SIGTRAP` is not blocked. Its later breakpoints would unblock the
     // signal anyway.
-    let not_blocked = match start.template {
-        Some(TemplateStart { is_traced: true, .. }) => 1 << (libc::SIGTRAP - 1),
-        _ => 0,
-    };
+    let is_traced = start.template.is_some_and(|template| template.is_traced());
+    let not_blocked: KernelSignals = if is_traced { 1 << (libc::SIGTRAP - 1) } else { 0 };
     let blocked_signals: KernelSignals = settings.blocked_signals & !not_blocked;
     let (set, no_old) = (&raw const blocked_signals, std::ptr::null_mut::<KernelSignals>());
     // By the system call, because sigprocmask(3) does not change the two signals that the C library uses itself.
@@ -454,15 +460,14 @@ pub(crate) fn request_parent_death_signal(launcher: c_int) -> Result<(), FailedS
 }
 
 /// Prepares the calling process to become a template (a process from which further processes are forked). Keeps the
-/// descriptor for messages, `template.channel`, open over execve(2). If `template.is_traced` is true, requests that
-/// the thread which created this process traces it.
-fn become_template(template: TemplateStart) -> Result<(), FailedStep> {
+/// descriptor for messages, `template.channel`, open over execve(2). If `template.trace_failure` is given, requests
+/// that the thread which created this process traces it, and stores the error number there if this fails.
+fn become_template(template: TemplateStart<'_>) -> Result<(), FailedStep> {
     // SAFETY: changes descriptors of the process only, whose table is its own.
     checked(SpawnStep::Stdio, unsafe { libc::fcntl(template.channel, libc::F_SETFD, 0) }.into())?;
-    if !template.is_traced {
-        return Ok(());
-    }
+    let Some(trace_failure) = template.trace_failure else { return Ok(()) };
     let null = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: changes the process only. The call uses neither the address nor the data.
     checked(SpawnStep::Clone, unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, null, null) })
+        .inspect_err(|(_, errno)| trace_failure.store(*errno, Relaxed))
 }

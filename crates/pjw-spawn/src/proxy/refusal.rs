@@ -22,6 +22,10 @@ pub enum TemplateError {
         .0.desc()
     )]
     Forbidden(Errno),
+    /// The kernel forbids pidfd_open(2), by which the launcher gets a descriptor of each process that the template
+    /// forks. The reason is a seccomp filter. The variant contains the error number.
+    #[error("pidfd_open(2) is forbidden here ({}): a seccomp filter refuses the call", .0.desc())]
+    PidfdForbidden(Errno),
     /// The program is set-user-ID, is set-group-ID or has file capabilities. Tracing would remove these
     /// privileges.
     #[error("the program is set-user-ID, set-group-ID or has file capabilities: it is started by exec only")]

@@ -9,7 +9,29 @@ use pjw_core::ids::Pid;
 
 use crate::child::{Child, end_without_pidfd};
 use crate::failure::{SpawnError, SpawnStep};
-use crate::proxy::refusal::ForkError;
+use crate::proxy::refusal::{ForkError, TemplateError};
+
+/// Checks whether the calling process can open pidfds by pidfd_open(2), as [`open_child`] does for each process that a
+/// template forks. Opens a pidfd of the calling process for this.
+///
+/// # Errors
+/// [`TemplateError::PidfdForbidden`] if the call is forbidden or missing.
+pub(super) fn check_pidfd_open() -> Result<(), TemplateError> {
+    match open_pidfd(std::process::id().cast_signed()) {
+        Ok(_) => Ok(()),
+        Err(errno @ (Errno::EPERM | Errno::EACCES | Errno::ENOSYS)) => {
+            Err(TemplateError::PidfdForbidden(errno))
+        }
+        Err(errno) => Err(TemplateError::Failed { step: "pidfd_open", errno }),
+    }
+}
+
+fn open_pidfd(pid: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: the call takes numbers.
+    let pidfd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(RawFd::try_from(pidfd).unwrap_or(-1)) })
+}
 
 /// Opens the pidfd of a process that a template has forked. If that fails, kills the process.
 ///
@@ -18,14 +40,10 @@ use crate::proxy::refusal::ForkError;
 /// another user, and could name any process.
 pub(super) fn open_child(raw_pid: i32) -> Result<Child, ForkError> {
     let pid = Pid(raw_pid.cast_unsigned());
-    // SAFETY: the call takes numbers.
-    let pidfd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, raw_pid, 0) });
-    let pidfd = pidfd.map_err(|errno| {
+    let pidfd = open_pidfd(raw_pid).map_err(|errno| {
         end_without_pidfd(pid);
         SpawnError { step: SpawnStep::Clone, errno }
     })?;
-    // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(RawFd::try_from(pidfd).unwrap_or(-1)) };
     let child = Child { pid, pidfd };
     if child.is_own_or_ended() { Ok(child) } else { Err(ForkError::Ended) }
 }

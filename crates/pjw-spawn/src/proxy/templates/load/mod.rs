@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use nix::errno::Errno;
 use nix::unistd::Pid;
@@ -24,9 +24,9 @@ use super::channel::{Channel, wait_readable};
 use super::message::addresses::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, TemplateAddresses};
 use super::message::block::{BLOCK_SIZE, CODE_SIZE, MemoryMap, REPLY_SIZE, TemplateBlock};
 use super::message::stub::{self, StubData};
+use super::processes::check_pidfd_open;
 use crate::child::{Child, ExitStatus};
 use crate::clone::{self, ChildStack, ProcessSettings, StartParameters, TemplateStart};
-use crate::failure::{SpawnError, SpawnStep};
 use crate::proxy::refusal::TemplateError;
 use crate::setup::Setup;
 use crate::signals;
@@ -67,7 +67,8 @@ pub(super) fn load(
     environment: &[&CStr],
 ) -> Result<LoadedTemplate, TemplateError> {
     let (channel, template_end) = Channel::pair().map_err(failed("socketpair"))?;
-    let template = TemplateStart { channel: template_end.as_raw_fd(), is_traced: true };
+    let trace_failure = AtomicI32::new(0);
+    let template = TemplateStart { channel: template_end.as_raw_fd(), trace_failure: Some(&trace_failure) };
     let started = start_program(setup, cgroup, arguments, environment, template)?;
     let mut tracee = Tracee::after_exec(started).map_err(|error| match error {
         TraceError::Failed(errno) => TemplateError::Forbidden(errno),
@@ -111,13 +112,18 @@ pub(super) fn load(
 /// the program are forked. Returns the process when it has executed the program (execve(2)). The kernel kills the
 /// process if the calling thread ends. `cgroup` is a descriptor of the directory of the cgroup in which the process is
 /// started. `template` contains the channel for messages, and whether the calling thread traces the process.
+///
+/// # Errors
+/// If the program can't be started or traced. Also if pidfd_open(2) is forbidden: the launcher would fail to open the
+/// pidfd of a fork of the template only when the fork has begun to run.
 fn start_program(
     setup: &Setup,
     cgroup: Option<RawFd>,
     arguments: &[&CStr],
     environment: &[&CStr],
-    template: TemplateStart,
+    template: TemplateStart<'_>,
 ) -> Result<Child, TemplateError> {
+    check_pidfd_open()?;
     let pointers =
         |texts: &[&CStr]| texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
     let (arguments, environment) = (pointers(arguments), pointers(environment));
@@ -136,10 +142,10 @@ fn start_program(
     let blocked = signals::block_all_signals();
     let child = clone::clone_and_exec(&start, &mut ChildStack::new());
     signals::set_blocked_signals(blocked);
-    child.map_err(|error| match error {
-        // Except for ptrace(2), nothing that is a step of its own fails with this error.
-        SpawnError { step: SpawnStep::Clone, errno: Errno::EPERM } => TemplateError::Forbidden(Errno::EPERM),
-        error => TemplateError::StartFailed(error),
+    let trace_errno = template.trace_failure.map_or(0, |errno| errno.load(Ordering::Relaxed));
+    child.map_err(|error| match trace_errno {
+        0 => TemplateError::StartFailed(error),
+        errno => TemplateError::Forbidden(Errno::from_raw(errno)),
     })
 }
 
@@ -157,7 +163,7 @@ pub(super) fn load_until_fork_here(
     let variable = format!("{}={}", CHANNEL_VARIABLE, template_end.as_raw_fd());
     let variable = CString::new(variable).unwrap_or_default();
     let environment = [environment, &[&variable]].concat();
-    let template = TemplateStart { channel: template_end.as_raw_fd(), is_traced: false };
+    let template = TemplateStart { channel: template_end.as_raw_fd(), trace_failure: None };
     let child = start_program(setup, cgroup, arguments, &environment, template)?;
     let descriptor = u64::try_from(template_end.as_raw_fd()).unwrap_or(u64::MAX);
     // The program's end of the channel is then the only one.

@@ -1,6 +1,7 @@
 //! Programs that can't have a template. Nothing of them is left.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
 use nix::errno::Errno;
@@ -12,8 +13,19 @@ use crate::{ExitStatus, SpawnContext, SpawnError, SpawnStep};
 
 const TRUE: &str = "int main(void) { return 0; }";
 
-fn refusal(program: &std::path::Path, environment: &[&str]) -> TemplateError {
+fn refusal(program: &Path, environment: &[&str]) -> TemplateError {
     Template::load_until_main(&context(program, environment), &instance(0, &["x"])).unwrap_err()
+}
+
+/// Returns the refusal of a program where a seccomp filter makes the system call `call` fail with `errno`.
+fn refusal_without(call: libc::c_long, errno: Errno, program: &Path) -> TemplateError {
+    let program = program.to_owned();
+    // The filter holds for this thread and those that it starts.
+    let refused = std::thread::spawn(move || {
+        refuse_call(call, errno);
+        refusal(&program, &["A=1"])
+    });
+    refused.join().unwrap()
 }
 
 #[test]
@@ -128,14 +140,49 @@ fn a_32_bit_program_is_refused() {
 fn a_forbidden_ptrace_is_told() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "true", TRUE, &[]);
-    // The filter holds for this thread and its children only.
-    let refused = std::thread::spawn(move || {
-        refuse_call(libc::SYS_ptrace, Errno::EPERM);
-        refusal(&program, &[])
-    });
-    let refused = refused.join().unwrap();
-    assert_eq!(refused, TemplateError::Forbidden(Errno::EPERM));
-    assert!(refused.to_string().contains("ptrace_scope"), "{refused}");
+    for errno in [Errno::EPERM, Errno::ENOSYS] {
+        let refused = refusal_without(libc::SYS_ptrace, errno, &program);
+        assert_eq!(refused, TemplateError::Forbidden(errno));
+        assert!(refused.to_string().contains("ptrace_scope"), "{refused}");
+    }
+}
+
+#[test]
+fn a_forbidden_clone3_is_not_taken_for_a_forbidden_ptrace() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "true", TRUE, &[]);
+    let refused = refusal_without(libc::SYS_clone3, Errno::EPERM, &program);
+    let not_cloned = SpawnError { step: SpawnStep::Clone, errno: Errno::EPERM };
+    assert_eq!(refused, TemplateError::StartFailed(not_cloned));
+    assert!(!refused.to_string().contains("ptrace"), "{refused}");
+}
+
+#[test]
+fn a_forbidden_pidfd_open_is_told_before_an_instance_begins() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = "#include <fcntl.h>\n#include <unistd.h>\nint main(int c, char **v) {\n\
+                  return write(open(v[1], O_WRONLY | O_APPEND), \"x\", 1) != 1; }";
+    let program = compile(directory.path(), "begins", source, &[]);
+    let marks = directory.path().join("marks");
+    for errno in [Errno::EPERM, Errno::ENOSYS] {
+        std::fs::write(&marks, "").unwrap();
+        let refused = refusal_without(libc::SYS_pidfd_open, errno, &program);
+        assert_eq!(refused, TemplateError::PidfdForbidden(errno));
+        assert!(refused.to_string().contains("pidfd_open(2)"), "{refused}");
+        let (program, argument) = (program.clone(), marks.to_str().unwrap().to_owned());
+        let started = std::thread::spawn(move || {
+            refuse_call(libc::SYS_pidfd_open, errno);
+            let instances = (0..3).map(|rank| instance(rank, &["begins", &argument])).collect();
+            let mut batch = context(&program, &["A=1"]).fork_from_templates().start(instances).unwrap();
+            for (_, child) in batch.by_ref() {
+                assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
+            }
+            (batch.forked_count(), batch.template_error())
+        });
+        // Each instance executes the program, and begins once.
+        assert_eq!(started.join().unwrap(), (0, Some(TemplateError::PidfdForbidden(errno))));
+        assert_eq!(std::fs::read(&marks).unwrap().len(), 3);
+    }
 }
 
 #[test]
