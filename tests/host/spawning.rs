@@ -6,6 +6,7 @@ mod refused;
 mod releasing;
 mod signals;
 mod tasks;
+mod templates;
 
 use std::collections::BTreeMap;
 use std::fs::{DirEntry, Permissions};

@@ -58,8 +58,7 @@ impl InstanceState {
     /// that pjwctl received. pjwctl has sent it to the instances that had begun.
     ///
     /// - If the instance was killed by a signal: 128 plus the number of the signal.
-    /// - If the program could not be executed: 127 if the program, or its interpreter, does not exist, 126 otherwise.
-    /// - If an earlier step of the start failed, such as the creation of the process: 1.
+    /// - If the start failed: the exit code of [`start_failure_code`].
     /// - If the instance has ended and its exit status is unknown: 1.
     /// - If the instance was not started: 128 plus `start_cancelled_by`, and 0 without such a signal.
     /// - If the instance has begun and was not waited for: 128 plus `ending_signal`, and 0 without such a signal.
@@ -68,9 +67,7 @@ impl InstanceState {
         match (self.exit, self.error) {
             (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
             (Some(ExitStatus::Signal(signal)), _) => of_signal(signal),
-            (None, Some(error)) if error.step != SpawnStep::Exec => 1,
-            (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
-            (None, Some(_)) => NOT_EXECUTABLE,
+            (None, Some(error)) => start_failure_code(error),
             (None, None) if self.has_unknown_end => 1,
             (None, None) if self.was_not_started() => start_cancelled_by.map_or(0, of_signal),
             (None, None) => ending_signal.map_or(0, of_signal),
@@ -89,6 +86,17 @@ fn is_end_without_brk(exit: ExitStatus) -> bool {
     match exit {
         ExitStatus::Code(code) => code == i32::from(NOT_FOUND),
         ExitStatus::Signal(signal) => signal == Signal::SIGSEGV as i32,
+    }
+}
+
+/// Returns the exit code for an instance that failed to start with `error`: 127 if the program, or its interpreter,
+/// does not exist, and 126 if the program can't be executed for another reason. 1 if an earlier step failed, such as
+/// the creation of the process.
+pub(super) fn start_failure_code(error: SpawnError) -> u8 {
+    match (error.step, error.errno) {
+        (SpawnStep::Exec, Errno::ENOENT) => NOT_FOUND,
+        (SpawnStep::Exec, _) => NOT_EXECUTABLE,
+        _ => 1,
     }
 }
 

@@ -20,6 +20,8 @@ mod signals;
 mod sizes;
 mod streams;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +33,7 @@ use pjw_core::parts::{DivisionRule, divide_for_tasks, divide_into_parts, numa_no
 use pjw_core::topology::Topology;
 use pjw_core::within_job::sort_parts;
 use pjw_linux::topology::{self, TopologySource};
-use pjw_spawn::proxy::{Template, TemplateError};
+use pjw_spawn::proxy::Template;
 use pjw_spawn::{
     Arguments, CheckError, Instance, Placement, SpawnContext, Stdio, can_prefer_numa_node,
     check_process_limits, raise_descriptor_limit, reset_launcher_signals,
@@ -45,7 +47,7 @@ use commands::RankedCommand;
 use grant::{CpuOrigin, Grant};
 use group::{InstanceGroup, Program, StartFailure};
 use labels::LabelledPipes;
-use mode::StartMode;
+use mode::{NoTemplate, StartMode};
 use sizes::SizeVariables;
 
 /// The descriptors of a labelled instance: both ends of two pipes.
@@ -75,11 +77,7 @@ pub(super) fn run(daemon: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
         }
         Err(error) => {
             output::print_error(&format!("nothing was started: {error:#}"));
-            return Ok(match error.downcast_ref() {
-                Some(CheckError::NoProgram { .. }) => ExitCode::from(NOT_FOUND),
-                Some(CheckError::NotExecutable { .. }) => ExitCode::from(NOT_EXECUTABLE),
-                _ => ExitCode::FAILURE,
-            });
+            return Ok(ExitCode::from(refusal_code(&error)));
         }
     };
     match finish_group(group, &grant, request) {
@@ -88,6 +86,16 @@ pub(super) fn run(daemon: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
             Ok(ExitCode::FAILURE)
         }
         finished => finished,
+    }
+}
+
+/// Returns the exit code of pjwctl if nothing was started because of `error`.
+fn refusal_code(error: &anyhow::Error) -> u8 {
+    match (error.downcast_ref::<CheckError>(), error.downcast_ref::<NoTemplate>()) {
+        (Some(CheckError::NoProgram { .. }), _) => NOT_FOUND,
+        (Some(CheckError::NotExecutable { .. }), _) => NOT_EXECUTABLE,
+        (_, Some(refused)) => refused.exit_code(),
+        _ => 1,
     }
 }
 
@@ -209,14 +217,15 @@ fn check_programs(programs: &[Program]) -> Result<(), CheckError> {
 /// instance, which is executed instead of forked.
 ///
 /// # Errors
-/// If a template can't be loaded. If each program has a single instance, because the parts of the cores have
-/// different sizes, and instances on parts of different sizes can't have the same template.
+/// [`NoTemplate`] if a template can't be loaded. Another error if each program has a single instance, because the parts
+/// of the cores have different sizes, and instances on parts of different sizes can't have the same template.
 fn check_templates(programs: &[Program], sizes: &SizeVariables) -> anyhow::Result<()> {
     let mut has_templates = false;
     for program in programs {
         let [first, _, ..] = &program.instances[..] else { continue };
         if let Err(refusal) = Template::load_until_main(&program.context, first) {
-            bail!("{refusal}; {}", remedy_for(&refusal));
+            let program = OsStr::from_bytes(program.context.program_path().to_bytes()).into();
+            return Err(NoTemplate { refusal, program }.into());
         }
         has_templates = true;
     }
@@ -225,17 +234,6 @@ fn check_templates(programs: &[Program], sizes: &SizeVariables) -> anyhow::Resul
             bail!("{}; use --proxy auto or never, or parts of the same size", mode::unequal_values_text(name))
         }
         None => Ok(()),
-    }
-}
-
-/// Returns what the user can do if `refusal` is the reason why a program has no template.
-fn remedy_for(refusal: &TemplateError) -> &'static str {
-    match refusal {
-        TemplateError::Damaged => "copy or build the program again",
-        _ if refusal.is_program_failure() => {
-            "it fails without --proxy too: start it once alone, and check its file and its libraries"
-        }
-        _ => "use --proxy auto or never",
     }
 }
 
