@@ -64,7 +64,12 @@ fn nothing_starts_if_something_is_wrong_and_one_line_says_what() {
         ("-n 2 --map 0;8000 --", &touch, 1, "the part 8000 of the map is not inside the CPUs"),
         ("-n 100000000 --", &touch, 1, "there is room for"),
         ("-n 2 --multi /dev/zero", &[], 1, "can't read /dev/zero: it has more than 1 MiB: name a file"),
-        (&long, &[], 1, "too large: a string has 200001 bytes"),
+        (
+            &long,
+            &[],
+            1,
+            "/long: line 1: argument 2 has 200001 bytes with its NUL byte, and execve(2) takes at most",
+        ),
         (
             &missing,
             &[],
@@ -387,14 +392,22 @@ fn a_damaged_program_is_called_damaged_and_no_other_way_to_start_it_is_advised()
 #[test]
 fn a_mistake_in_a_file_of_commands_is_reported_with_its_line() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("multi");
+    let (file, marker) = (dir.path().join("multi"), dir.path().join("started"));
     let place = file.display();
+    let long = format!("1-2 sh -c 'exit 0' {}", "x".repeat(140_000));
     for (line, code, reason) in [
         ("1 true out.%x", 1, "argument out.%x has the unknown placeholder %x: use %r for the rank"),
         ("1 true 50%", 1, "argument 50% has the unknown placeholder %: use %r for the rank"),
         ("1 no-such-program", 127, "there is no program no-such-program: check its name, and PATH"),
+        (
+            long.as_str(),
+            1,
+            "argument 3 has 140001 bytes with its NUL byte, and execve(2) takes at most 131072 (MAX_ARG_STRLEN); shorten \
+             it, or pass its text in a file",
+        ),
     ] {
-        std::fs::write(&file, format!("# two programs\n0 true\n\n{line}\n")).unwrap();
+        let touch = format!("0 touch {}", marker.display());
+        std::fs::write(&file, format!("# two programs\n{touch}\n\n{line}\n")).unwrap();
         let output = local(&format!("--multi {place}"), &[]);
         let said = text(&output.stderr);
         assert_eq!((output.status.code(), said.lines().count()), (Some(code), 1), "{said}");
@@ -402,6 +415,7 @@ fn a_mistake_in_a_file_of_commands_is_reported_with_its_line() {
             said.starts_with(&format!("pjwctl: nothing was started: {place}: line 4: {reason}")),
             "{said}"
         );
+        assert!(!marker.exists(), "an instance was started: {said}");
     }
 }
 

@@ -107,13 +107,12 @@ pub enum CheckError {
     },
     /// The arguments and the environment of each instance (process to start) are too large for execve(2). If only some
     /// instances are too large, this error does not occur: the start of these instances fails later.
-    #[error(
-        "the arguments and the environment of every instance are too large: {why} (execve(2)); make them smaller, or \
-         start with an empty environment"
-    )]
+    #[error("{why}; {remedy}")]
     TooLarge {
-        /// The exceeded limit, with its value and the present size, as text.
+        /// What is too large in the first instance, with its size and the exceeded limit, as text.
         why: String,
+        /// What the user can do, as text.
+        remedy: String,
     },
     /// The files of the program can't be copied to the NUMA nodes on which the processes are to run. The variant
     /// contains the reason.

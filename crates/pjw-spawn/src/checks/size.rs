@@ -29,8 +29,8 @@ struct Size {
 }
 
 /// Checks that the arguments and the environment of at least one instance are small enough for execve(2). Fails only if
-/// they are too large for every instance. `setup` contains the environment that all instances have in common. The
-/// limits are those of bprm_stack_limits() in fs/exec.c, Linux 6.18.
+/// they are too large for every instance. The error is then about the first one. `setup` contains the environment that
+/// all instances have in common. The limits are those of bprm_stack_limits() in fs/exec.c, Linux 6.18.
 pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), CheckError> {
     let max_total = max_total();
     let mut shared = size_of_strings(&setup.environment);
@@ -39,7 +39,7 @@ pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), C
         RANK_VARIABLES.iter().for_each(|name| shared.add(name.len() + 1 + RANK_VALUE_BYTES));
     }
     let mut previous: Option<(&Arc<Arguments>, Size)> = None;
-    let mut why = None;
+    let mut first_error = None;
     for instance in instances {
         // Neighbours mostly share their arguments.
         let arguments_size = match previous {
@@ -47,17 +47,68 @@ pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), C
             _ => size_of_arguments(&instance.arguments),
         };
         previous = Some((&instance.arguments, arguments_size));
-        let size = shared.with(arguments_size).with(size_of_strings(&instance.variables));
+        let environment_size = shared.with(size_of_strings(&instance.variables));
+        let size = environment_size.with(arguments_size);
         if size.longest <= MAX_STRING && size.total as u64 <= max_total {
             return Ok(());
         }
-        why.get_or_insert(if size.longest > MAX_STRING {
-            format!("a string has {} bytes, at most {MAX_STRING} are allowed", size.longest)
-        } else {
-            format!("they have {} bytes, at most {max_total} are allowed", size.total)
+        first_error.get_or_insert_with(|| {
+            if size.longest > MAX_STRING {
+                long_string_error(setup, instance)
+            } else {
+                total_error(arguments_size, environment_size, max_total)
+            }
         });
     }
-    Err(CheckError::TooLarge { why: why.unwrap_or_default() })
+    Err(first_error.unwrap_or(CheckError::NoInstances))
+}
+
+/// Returns the error for an instance with a string that is too long for execve(2). The error names the first such
+/// argument, or else the first such variable.
+fn long_string_error(setup: &Setup, instance: &Instance) -> CheckError {
+    let bytes = |string: &CString| string.as_bytes_with_nul().len();
+    let is_too_long = |string: &CString| bytes(string) > MAX_STRING;
+    let arguments = instance.arguments.expand(instance.rank, instance.size);
+    let mut variables = setup.environment.iter().chain(&instance.variables);
+    let (string, size, remedy) = if let Some(index) = arguments.iter().position(is_too_long) {
+        (format!("argument {index}"), bytes(&arguments[index]), "shorten it, or pass its text in a file")
+    } else if let Some(variable) = variables.find(|variable| is_too_long(variable)) {
+        let name = variable.to_bytes().split(|byte| *byte == b'=').next().unwrap_or_default();
+        let string = format!("the variable {}", String::from_utf8_lossy(name));
+        (string, bytes(variable), "shorten it, or remove it from the environment")
+    } else {
+        ("the path of the program".to_owned(), bytes(&setup.program), "use a shorter path")
+    };
+    CheckError::TooLarge {
+        why: format!(
+            "{string} has {size} bytes with its NUL byte, and execve(2) takes at most {MAX_STRING} (MAX_ARG_STRLEN)"
+        ),
+        remedy: remedy.to_owned(),
+    }
+}
+
+/// Returns the error for an instance whose arguments and environment are together too large for execve(2), while each
+/// string is short enough. `arguments` and `environment` are their sizes, and `max_total` is the limit, which
+/// [`max_total`] returns.
+fn total_error(arguments: Size, environment: Size, max_total: u64) -> CheckError {
+    let total = arguments.with(environment).total as u64;
+    let is_too_large = |size: Size| size.total as u64 > max_total;
+    let remedy = match (is_too_large(arguments), is_too_large(environment)) {
+        (true, false) => "give fewer or shorter arguments",
+        (false, true) => "start with fewer or shorter variables",
+        (true, true) => "make both smaller",
+        (false, false) => "make one of them smaller",
+    };
+    // A larger stack limit helps up to the greatest value that the kernel takes from it.
+    let higher_limit = if total <= MAX_TOTAL { ", or raise the stack limit (ulimit -s)" } else { "" };
+    let because = if max_total < MAX_TOTAL { " with this stack limit" } else { "" };
+    CheckError::TooLarge {
+        why: format!(
+            "the arguments and the environment have about {total} bytes with their pointers, and execve(2) takes at \
+             most {max_total}{because}"
+        ),
+        remedy: format!("{remedy}{higher_limit}"),
+    }
 }
 
 /// Returns the limit for all strings and pointers together, in bytes.
@@ -97,5 +148,83 @@ impl Size {
     /// Returns the size of the strings of both values together.
     fn with(self, other: Self) -> Self {
         Self { longest: self.longest.max(other.longest), total: self.total + other.total }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::SpawnContext;
+    use crate::instance::Stdio;
+    use crate::placement::Placement;
+
+    /// The instance with the rank 10 of 11, of the program `true` with one argument and one variable of its own.
+    fn instance(argument: &str, variable: &str) -> Instance {
+        Instance {
+            rank: 10,
+            size: 11,
+            arguments: Arc::new(Arguments::parse(&["true", argument]).unwrap()),
+            variables: vec![CString::new(variable).unwrap()],
+            placement: Arc::new(Placement::default()),
+            stdio: Stdio::default(),
+        }
+    }
+
+    fn check(instances: &[Instance]) -> Result<(), String> {
+        // The environment of the test can be large.
+        let context = SpawnContext::new("true").unwrap().set_environment([("A", "1")]);
+        check_sizes(&context.setup, instances).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_first_string_that_is_too_long_is_named_with_its_limit_and_a_remedy_for_it() {
+        let long = "x".repeat(MAX_STRING);
+        let limit = "and execve(2) takes at most 131072 (MAX_ARG_STRLEN)";
+        assert_eq!(
+            check(&[instance(&long, &format!("LONG={long}"))]).unwrap_err(),
+            format!(
+                "argument 1 has 131073 bytes with its NUL byte, {limit}; shorten it, or pass its text in a file"
+            )
+        );
+        let with_placeholders = format!("%r{long}%n");
+        let error = check(&[instance(&with_placeholders, "A=1")]).unwrap_err();
+        assert!(error.starts_with("argument 1 has 131077 bytes"), "{error}");
+        assert_eq!(
+            check(&[instance("short", &format!("LONG={long}"))]).unwrap_err(),
+            format!(
+                "the variable LONG has 131078 bytes with its NUL byte, {limit}; shorten it, or remove it from the \
+                 environment"
+            )
+        );
+    }
+
+    #[test]
+    fn one_instance_that_is_small_enough_is_enough() {
+        let long = instance(&"x".repeat(MAX_STRING), "A=1");
+        assert_eq!(check(&[long.clone(), instance(&"x".repeat(MAX_STRING - 1), "A=1"), long]), Ok(()));
+    }
+
+    #[test]
+    fn the_remedy_for_a_total_that_is_too_large_names_only_what_helps() {
+        let error = |arguments, environment, max_total| {
+            let size = |total| Size { longest: 0, total };
+            total_error(size(arguments), size(environment), max_total).to_string()
+        };
+        assert_eq!(
+            error(200_000, 5_000, 131_072),
+            "the arguments and the environment have about 205000 bytes with their pointers, and execve(2) takes at \
+             most 131072 with this stack limit; give fewer or shorter arguments, or raise the stack limit (ulimit -s)"
+        );
+        for (arguments, environment, remedy) in [
+            (5_000, 200_000, "; start with fewer or shorter variables, or raise the stack limit (ulimit -s)"),
+            (100_000, 100_000, "; make one of them smaller, or raise the stack limit (ulimit -s)"),
+            (200_000, 200_000, "; make both smaller, or raise the stack limit (ulimit -s)"),
+            (7 << 20, 5_000, " with this stack limit; give fewer or shorter arguments"),
+        ] {
+            let text = error(arguments, environment, MIN_TOTAL);
+            assert!(text.ends_with(remedy), "{arguments} and {environment}: {text}");
+        }
+        let text = error(7 << 20, 5_000, MAX_TOTAL);
+        assert!(text.ends_with("takes at most 6291456; give fewer or shorter arguments"), "{text}");
     }
 }

@@ -28,6 +28,15 @@ pub(super) struct RankedCommand {
     pub(super) line: Option<usize>,
 }
 
+impl RankedCommand {
+    /// Returns the file and the line of this command in the file of commands, for messages to the user. `request`
+    /// contains the command line options. `None` for the command of the command line.
+    pub(super) fn place(&self, request: &SpawnArgs) -> Option<String> {
+        let (file, line) = request.multi_file.as_ref().zip(self.line)?;
+        Some(format!("{}: line {line}", file.display()))
+    }
+}
+
 /// Returns the commands for the instances of `pjwctl spawn`: one command from the command line, or the commands in the
 /// file of the option `--multi`. `request` contains the command line options.
 pub(super) fn read_commands(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCommand>> {

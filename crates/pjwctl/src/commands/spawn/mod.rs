@@ -136,10 +136,11 @@ fn start_group(daemon: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(I
         let sizes = SizeVariables::new(&topology, used, &grant.cpu_count_variables, has_templates);
         let programs = divide_by_part_size(programs, &sizes, placements.len());
         raise_descriptor_limit(size as usize * descriptors + programs.len() * DESCRIPTORS_OF_PROGRAMS)?;
+        let places: Vec<_> = programs.iter().map(|program| program.command.place(request)).collect();
         let labelled = request.prefix_output_with_rank.then_some(&mut labels);
         let programs = add_instances(programs, size, &placements, &sizes, &grant, labelled)?;
         let programs = with_templates(programs, request.proxy);
-        check_programs(&programs)?;
+        check_programs(&programs, &places)?;
         match request.proxy {
             ProxyArg::Always => check_templates(&programs, &sizes)?,
             ProxyArg::Never => {
@@ -204,12 +205,19 @@ fn with_templates(programs: Vec<Program>, proxy: ProxyArg) -> Vec<Program> {
     programs.into_iter().map(program).collect()
 }
 
-/// Checks each program, and the limits on processes for all programs together.
-fn check_programs(programs: &[Program]) -> Result<(), CheckError> {
-    programs.iter().try_for_each(|program| program.context.check_instances(&program.instances))?;
+/// Checks each program, and the limits on processes for all programs together. `places` contains the line of each
+/// program in the file of commands, if there is one. The error names the line if the arguments in it are too large.
+fn check_programs(programs: &[Program], places: &[Option<String>]) -> anyhow::Result<()> {
+    for (program, place) in programs.iter().zip(places) {
+        let checked = program.context.check_instances(&program.instances);
+        checked.map_err(|error| match (&error, place) {
+            (CheckError::TooLarge { .. }, Some(place)) => anyhow::Error::new(error).context(place.clone()),
+            _ => error.into(),
+        })?;
+    }
     let instances = programs.iter().map(|program| program.instances.len()).sum();
     let starters = programs.iter().map(|program| program.context.starter_count(&program.instances)).sum();
-    check_process_limits(instances, starters)
+    Ok(check_process_limits(instances, starters)?)
 }
 
 /// Checks for `--proxy always` that instances of each program can be forked from a template (a process that has
@@ -239,8 +247,7 @@ fn check_templates(programs: &[Program], sizes: &SizeVariables) -> anyhow::Resul
 
 /// Prepares a command. The error names the line of a command of a file.
 fn prepare(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<PreparedCommand> {
-    let line = request.multi_file.as_ref().zip(command.line);
-    let place = line.map(|(file, number)| format!("{}: line {number}", file.display()));
+    let place = command.place(request);
     let prepared = prepare_program(command, request);
     match place {
         Some(place) => prepared.map_err(|error| error.context(place)),
