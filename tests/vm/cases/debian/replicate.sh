@@ -100,3 +100,10 @@ if pjwctl spawn --local -n 2 --map numa --replicate -- /tmp/large 0 2>/tmp/outpu
 else
     check "replicas that don't fit are refused" grep -q 'nothing was started: replicas would take .* MB on NUMA node 0, and at most .*: run without replicas' /tmp/output
 fi
+
+printf '#!/no/such/interpreter\n' >/tmp/script && chmod 755 /tmp/script
+pjwctl spawn --local -n 2 --map numa --replicate -- /tmp/script 2>/tmp/output
+code=$?
+check "a script without its interpreter has the exit code that it has without --replicate" [ "$code" = 127 ]
+check "the missing interpreter is named, and no replica is made" grep -q \
+    '^pjwctl: nothing was started: step exec failed: .*; the interpreter /no/such/interpreter in the first line of /tmp/script is missing' /tmp/output

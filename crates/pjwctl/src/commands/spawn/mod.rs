@@ -14,14 +14,13 @@ mod instance;
 mod labels;
 mod library_search;
 mod mode;
+mod refusal;
 mod replicas;
 mod report;
 mod signals;
 mod sizes;
 mod streams;
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,14 +39,13 @@ use pjw_spawn::{
 };
 
 use super::connection::DaemonAddress;
-use super::run::{NOT_EXECUTABLE, NOT_FOUND};
 use crate::cli::{CoreCountArg, ProxyArg, ShareArg, SpawnArgs};
 use crate::output;
 use commands::RankedCommand;
 use grant::{CpuOrigin, Grant};
 use group::{InstanceGroup, Program, StartFailure};
 use labels::LabelledPipes;
-use mode::{NoTemplate, StartMode};
+use mode::StartMode;
 use sizes::SizeVariables;
 
 /// The descriptors of a labelled instance: both ends of two pipes.
@@ -77,7 +75,7 @@ pub(super) fn run(daemon: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
         }
         Err(error) => {
             output::print_error(&format!("nothing was started: {error:#}"));
-            return Ok(ExitCode::from(refusal_code(&error)));
+            return Ok(ExitCode::from(refusal::exit_code(&error)));
         }
     };
     match finish_group(group, &grant, request) {
@@ -86,16 +84,6 @@ pub(super) fn run(daemon: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
             Ok(ExitCode::FAILURE)
         }
         finished => finished,
-    }
-}
-
-/// Returns the exit code of pjwctl if nothing was started because of `error`.
-fn refusal_code(error: &anyhow::Error) -> u8 {
-    match (error.downcast_ref::<CheckError>(), error.downcast_ref::<NoTemplate>()) {
-        (Some(CheckError::NoProgram { .. }), _) => NOT_FOUND,
-        (Some(CheckError::NotExecutable { .. }), _) => NOT_EXECUTABLE,
-        (_, Some(refused)) => refused.exit_code(),
-        _ => 1,
     }
 }
 
@@ -225,15 +213,14 @@ fn check_programs(programs: &[Program], places: &[Option<String>]) -> anyhow::Re
 /// instance, which is executed instead of forked.
 ///
 /// # Errors
-/// [`NoTemplate`] if a template can't be loaded. Another error if each program has a single instance, because the parts
+/// The error of [`refusal::load_error`] if a template can't be loaded. Another error if each program has a single instance, because the parts
 /// of the cores have different sizes, and instances on parts of different sizes can't have the same template.
 fn check_templates(programs: &[Program], sizes: &SizeVariables) -> anyhow::Result<()> {
     let mut has_templates = false;
     for program in programs {
         let [first, _, ..] = &program.instances[..] else { continue };
         if let Err(refusal) = Template::load_until_main(&program.context, first) {
-            let program = OsStr::from_bytes(program.context.program_path().to_bytes()).into();
-            return Err(NoTemplate { refusal, program }.into());
+            return Err(refusal::load_error(refusal, program.context.program_path(), "--proxy"));
         }
         has_templates = true;
     }

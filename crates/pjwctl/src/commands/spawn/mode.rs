@@ -1,49 +1,8 @@
-//! How the instances were started, and why. The refusal of `--proxy always`.
-
-use std::path::{Path, PathBuf};
+//! How the instances were started, and why.
 
 use pjw_spawn::proxy::{ForkError, TemplateError};
 
-use super::instance::{start_failure_code, start_failure_remedy};
 use crate::cli::{ProxyArg, SpawnArgs};
-
-/// Error: a program can't have a template (a process that has loaded the program), which `--proxy always` needs.
-#[derive(Debug, thiserror::Error)]
-#[error("{refusal}{}", remedy_for(.refusal, .program))]
-pub(super) struct NoTemplate {
-    /// The reason.
-    pub(super) refusal: TemplateError,
-    /// The file of the program.
-    pub(super) program: PathBuf,
-}
-
-impl NoTemplate {
-    /// Returns the exit code of pjwctl for this error. If the program does not start, this is the exit code that an
-    /// instance with `--proxy never` has.
-    pub(super) fn exit_code(&self) -> u8 {
-        match self.refusal {
-            TemplateError::StartFailed(error) => start_failure_code(error),
-            _ => 1,
-        }
-    }
-}
-
-/// Returns what the user can do if `refusal` is the reason why the program in the file `program` has no template. The
-/// text is a clause that begins with `; `. Empty if the text of `refusal` already names a remedy.
-fn remedy_for(refusal: &TemplateError, program: &Path) -> String {
-    let remedy = match refusal {
-        TemplateError::StartFailed(error) => return start_failure_remedy(*error, program),
-        TemplateError::Damaged => "copy or build the program again",
-        TemplateError::PidfdForbidden(_) => {
-            "allow pidfd_open(2) in the seccomp profile, or use --proxy auto or never"
-        }
-        _ if refusal.is_program_failure() => {
-            "it fails without --proxy too: start it once alone, and check its file and its libraries"
-        }
-        _ => "use --proxy auto or never",
-    };
-    format!("; {remedy}")
-}
 
 /// How many instances of `pjwctl spawn` were forked from templates, and why others were not. A template is a process
 /// that has loaded the program. The values are final when all instances have begun.
@@ -170,32 +129,7 @@ impl TemplateUse {
 
 #[cfg(test)]
 mod tests {
-    use nix::errno::Errno;
-    use pjw_spawn::{SpawnError, SpawnStep};
-
     use super::*;
-
-    #[test]
-    fn the_refusal_of_a_template_has_the_remedy_and_the_exit_code_of_its_reason() {
-        let failed = |step, errno| TemplateError::StartFailed(SpawnError { step, errno });
-        let gone = "; the program, or the interpreter that it names, is gone: install it again";
-        let seccomp = "; allow pidfd_open(2) in the seccomp profile, or use --proxy auto or never";
-        for (refusal, code, end) in [
-            (failed(SpawnStep::Exec, Errno::ENOENT), 127, gone),
-            (failed(SpawnStep::Exec, Errno::ENOEXEC), 126, "or a first line with #!"),
-            (failed(SpawnStep::Clone, Errno::EPERM), 1, "the system call: allow clone3(2) in the profile"),
-            (TemplateError::PidfdForbidden(Errno::EPERM), 1, seccomp),
-            (TemplateError::Forbidden(Errno::EPERM), 1, "; use --proxy auto or never"),
-            (TemplateError::Exited(127), 1, "check its file and its libraries"),
-        ] {
-            let error = NoTemplate { refusal, program: "/no/such/program".into() };
-            let text = error.to_string();
-            assert_eq!(error.exit_code(), code, "{text}");
-            assert!(text.ends_with(end) && text.lines().count() == 1, "{text}");
-            let is_about_templates = ["ptrace", "--proxy"].iter().any(|word| text.contains(word));
-            assert!(!matches!(refusal, TemplateError::StartFailed(_)) || !is_about_templates, "{text}");
-        }
-    }
 
     fn mode(begun: usize, forked: usize, refusal: Option<TemplateError>) -> (&'static str, String) {
         let mode = StartMode::of_templates(

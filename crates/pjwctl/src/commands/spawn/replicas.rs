@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::bail;
 use pjw_core::topology::{Topology, TopologyLevel};
 use pjw_spawn::proxy::Template;
 use pjw_spawn::replicate::Replicas;
 
 use super::group::Program;
+use super::refusal::load_error;
 use crate::output;
 
 /// Gives each NUMA node its own copies (replicas) of the files of `programs`: of the programs and their libraries.
@@ -59,9 +59,50 @@ fn with_own_replicas(program: Program) -> anyhow::Result<(Program, Option<Replic
     let Some(first) = instances.first().filter(|_| !nodes.is_empty()) else { return Ok((program, None)) };
     match Template::load_until_main(&program.context, first) {
         Ok(template) => Ok((program, Some(Replicas::of_process(template.pid(), nodes)?))),
-        Err(refusal) => bail!(
-            "--replicate finds no libraries of {}: {refusal}; start without --replicate",
-            program.context.program_path().to_string_lossy()
-        ),
+        Err(refusal) => Err(load_error(refusal, program.context.program_path(), "--replicate")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::Arc;
+
+    use pjw_spawn::{Arguments, Instance, Placement, SpawnContext, Stdio};
+
+    use super::super::refusal::exit_code;
+    use super::*;
+
+    #[test]
+    fn a_script_without_its_interpreter_has_the_exit_code_and_the_message_that_it_has_without_replicas() {
+        if !cfg!(target_arch = "x86_64") {
+            eprintln!("skipped: templates exist for x86_64 only");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("script");
+        // A shell writes the file: one that a child of this process has open for writing can't be executed.
+        let write = "printf '#!/no/such/interpreter\n' >\"$0\" && chmod 755 \"$0\"";
+        assert!(Command::new("sh").args(["-c", write]).arg(&script).status().unwrap().success());
+        let placement = Placement { preferred_numa_node: Some(0), ..Placement::default() };
+        let instance = Instance {
+            rank: 0,
+            size: 1,
+            arguments: Arc::new(Arguments::parse(&["script"]).unwrap()),
+            variables: Vec::new(),
+            placement: Arc::new(placement),
+            stdio: Stdio::default(),
+        };
+        let program = Program { context: SpawnContext::new(&script).unwrap(), instances: vec![instance] };
+        let error = with_own_replicas(program).map(drop).unwrap_err();
+        assert_eq!(exit_code(&error), 127);
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "step exec failed: No such file or directory; the interpreter /no/such/interpreter in the first line of {} \
+                 is missing: install it, or correct that line",
+                script.display()
+            )
+        );
     }
 }
