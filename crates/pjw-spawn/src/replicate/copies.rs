@@ -48,7 +48,8 @@ pub struct Replicas {
 pub enum ReplicaError {
     /// The caller may not create a mount namespace: this needs `CAP_SYS_ADMIN`.
     #[error(
-        "replicas need a mount namespace, which only root may make (CAP_SYS_ADMIN): run as root, or without replicas"
+        "replicas need a mount namespace, which may be made only with CAP_SYS_ADMIN: run as root, in a user namespace \
+         (unshare -Ur), or without replicas"
     )]
     NotPermitted,
     /// The copies would take more than a quarter of the free memory of a NUMA node.
@@ -66,7 +67,7 @@ pub enum ReplicaError {
         most: u64,
     },
     /// A system call has failed.
-    #[error("no replica of {}: {step}: {}", path.display(), errno.desc())]
+    #[error("no replica of {}: {step}: {}; {}", path.display(), errno.desc(), remedy(step, *errno))]
     Failed {
         /// The path of the file that is copied, or of the mount point.
         path: PathBuf,
@@ -220,6 +221,27 @@ impl fmt::Display for Replicas {
     }
 }
 
+/// Returns what the user can do after the operation `step` of making a replica has failed with `errno`.
+fn remedy(step: &str, errno: Errno) -> &'static str {
+    match (step, errno) {
+        (_, Errno::EFBIG) => "raise the limit of the file size (ulimit -f), or run without replicas",
+        (_, Errno::EMFILE | Errno::ENFILE) => "too many descriptors are open: see ulimit -n, and fs.file-max",
+        (_, Errno::EAGAIN) => "a limit on processes is reached: raise pids.max of the cgroup, or ulimit -u",
+        (_, Errno::ENOMEM | Errno::ENOSPC) => {
+            "the memory of the NUMA node is exhausted: run without replicas"
+        }
+        ("open" | "read" | "stat", _) => {
+            "check that this file is there and can be read, or run without replicas"
+        }
+        // The caller has CAP_SYS_ADMIN, with which it has made the mount namespace.
+        (_, Errno::EPERM | Errno::EACCES | Errno::ENOSYS) => {
+            "a seccomp filter, a security module or a kernel before Linux 5.2 refuses this call: allow mount(2), \
+             fsopen(2) and move_mount(2), or run without replicas"
+        }
+        _ => "run without replicas",
+    }
+}
+
 /// Closes all descriptors in the calling thread's own table except `kept` and the standard streams, to which a panic
 /// would write. A descriptor that can't be closed is closed when the thread ends.
 fn close_other_descriptors(kept: RawFd) {
@@ -321,6 +343,29 @@ mod tests {
             drop(feed);
             assert_eq!(copying.join().unwrap(), Ok(()));
         });
+    }
+
+    #[test]
+    fn a_replica_that_is_not_made_has_a_remedy_that_fits_the_cause() {
+        let error = |step, errno| ReplicaError::Failed { path: "/lib/x".into(), step, errno }.to_string();
+        assert_eq!(
+            error("copy", Errno::EFBIG),
+            "no replica of /lib/x: copy: File too large; raise the limit of the file size (ulimit -f), or run without \
+             replicas"
+        );
+        for (step, errno, remedy) in [
+            (
+                "make private",
+                Errno::EPERM,
+                "refuses this call: allow mount(2), fsopen(2) and move_mount(2), or",
+            ),
+            ("fsopen", Errno::ENOSYS, "a kernel before Linux 5.2"),
+            ("open", Errno::EACCES, "; check that this file is there and can be read"),
+            ("open", Errno::EMFILE, "; too many descriptors are open: see ulimit -n"),
+            ("umount", Errno::EBUSY, "; run without replicas"),
+        ] {
+            assert!(error(step, errno).contains(remedy), "{}", error(step, errno));
+        }
     }
 
     #[test]

@@ -10,9 +10,12 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+
 use super::*;
 use crate::proxy::Template;
 use crate::replicate::{ReplicaError, Replicas};
+use crate::syscall_filter::refuse_call;
 use crate::tasks::descriptors::unshare_descriptor_table;
 use crate::{CheckError, ExitStatus, Instance, Placement, SpawnContext};
 
@@ -166,6 +169,26 @@ fn nothing_starts_if_instances_on_a_node_need_a_privilege_and_others_do_not() {
     });
     assert_eq!(refused.join().unwrap(), CheckError::Replicas(ReplicaError::NotPermitted));
     assert!(!started.exists(), "an instance was started");
+}
+
+#[test]
+fn a_forbidden_mount_is_told_with_a_remedy() {
+    if !is_possible() {
+        return;
+    }
+    let replicas = Replicas::of_process(pjw_core::ids::Pid(std::process::id()), [0]).unwrap();
+    // The filter holds for this thread only.
+    let refused = thread::spawn(move || {
+        refuse_call(libc::SYS_mount, Errno::EPERM);
+        replicas.enter_namespace_with_copies(0).unwrap_err()
+    });
+    let refused = refused.join().unwrap();
+    if refused == ReplicaError::NotPermitted {
+        return eprintln!("skipped: no mount namespaces for this user");
+    }
+    let expected =
+        "no replica of /: make private: Operation not permitted; a seccomp filter, a security module or";
+    assert!(refused.to_string().starts_with(expected), "{refused}");
 }
 
 /// A program with 64 MB of data in its file.
