@@ -375,9 +375,11 @@ fn a_damaged_program_is_called_damaged_and_no_other_way_to_start_it_is_advised()
         (refused.status.code(), text(&refused.stderr)),
         (
             Some(1),
-            "pjwctl: nothing was started: the file of the program is damaged: its entry point is not in the memory that it \
-             loads; copy or build the program again\n"
-                .to_owned()
+            format!(
+                "pjwctl: nothing was started: --proxy can't load {}: the file of the program is damaged: its entry point is \
+                 not in the memory that it loads; copy or build the program again\n",
+                program.display()
+            )
         )
     );
     let executed = local("-n 2 --proxy auto --", &[program.to_str().unwrap()]);
