@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::unistd::Uid;
+use pjw_core::cpuset_group::CgroupCreator;
 use pjw_core::own_cgroups::OwnCgroupNames;
-use pjw_linux::cgroup::CgroupMounts;
-use pjw_linux::cgroup::CpusetMount;
+use pjw_linux::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 
 /// The reason why the tests can't use cpusets on this machine, as a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,11 +65,26 @@ pub fn cgroup_of_process(pid: u32) -> Option<String> {
 /// [`Daemon::tag`](crate::daemon::Daemon::tag) is the end of the names for one daemon.
 #[must_use]
 pub fn remaining_cgroups(tag: &str) -> Vec<PathBuf> {
+    let groups = cgroups_of_daemons().into_iter();
+    groups.filter(|group| group.path.ends_with(tag)).map(|group| group.dir).collect()
+}
+
+/// Returns the directories of the cgroups that the daemon with the cgroup names `own` made for jobs, and that still
+/// exist. The names of the jobs do not matter. The list is empty if no cpuset hierarchy is mounted here.
+#[must_use]
+pub fn remaining_cgroups_of_daemon(own: &OwnCgroupNames) -> Vec<PathBuf> {
+    let creators = [CgroupCreator::Systemd, CgroupCreator::Warden];
+    let is_of_job =
+        |group: &CgroupDir| creators.iter().any(|creator| own.job_at_path(&group.path, *creator).is_some());
+    cgroups_of_daemons().into_iter().filter(is_of_job).map(|group| group.dir).collect()
+}
+
+/// Returns the cgroups that daemons made in the cpuset hierarchy: those of jobs, and the parents of these.
+fn cgroups_of_daemons() -> Vec<CgroupDir> {
     let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return Vec::new() };
-    let top = hierarchy.root().children().into_iter();
-    let of_wardens: Vec<_> =
-        top.filter(|group| OwnCgroupNames::from_cgroup_path(&group.path).is_some()).collect();
-    let below: Vec<_> = of_wardens.iter().flat_map(|group| group.children()).collect();
-    let all = of_wardens.into_iter().chain(below);
-    all.filter(|group| group.path.ends_with(tag)).map(|group| group.dir).collect()
+    let mut groups = hierarchy.root().children();
+    groups.retain(|group| OwnCgroupNames::from_cgroup_path(&group.path).is_some());
+    let below: Vec<_> = groups.iter().flat_map(CgroupDir::children).collect();
+    groups.extend(below);
+    groups
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, Uid};
+use pjw_tests::cpusets::remaining_cgroups_of_daemon;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 use pjw_tests::skipping::skip;
@@ -196,6 +197,7 @@ fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_no_mount_and_no_cgroup()
         return;
     }
     let daemon = Daemon::start("");
+    let cgroups = daemon.own_cgroups().unwrap();
     let mark = format!("spawn-{}", std::process::id());
     let mut random = Random::start();
     let mounts = replica_mounts();
@@ -249,12 +251,13 @@ fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_no_mount_and_no_cgroup()
             left
         });
         wait_until(&format!("the job is over: {case}"), || daemon.status().jobs.is_empty());
+        // Not at the end of the daemon, which removes what is left.
+        wait_until_empty(&format!("no cgroup is left: {case}"), || remaining_cgroups_of_daemon(&cgroups));
         assert_eq!(replica_mounts(), mounts, "{case}");
         println!("{children} processes had been started");
     }
     println!("{moments:?}");
     assert!(moments.amid > 0, "no kill was amid the start: {moments:?}");
-    // The daemon's end checks that no cgroup is left.
 }
 
 #[test]
