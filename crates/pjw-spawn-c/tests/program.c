@@ -3,11 +3,17 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -112,6 +118,56 @@ static void an_asynchronous_call_reports_its_end_by_a_descriptor(char *self) {
     EXPECT(pspawn_collect(fd, pids, 3) == 3);
     for (int i = 0; i < 3; i++) EXPECT(exit_status(pids[i]) == first_cpu());
     EXPECT(pspawn_collect(fd, pids, 3) == -1 && errno == EBADF);
+}
+
+/* Holds execve(2) in this process and in the processes and threads that it starts: a call waits until
+ * let_one_process_execute() lets it go on. Returns a descriptor, or -1 if the kernel can't do this. */
+static int hold_execve(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_execve, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return -1;
+    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
+}
+
+/* Waits until a process calls execve(2), and lets this call go on. */
+static void let_one_process_execute(int held) {
+    struct seccomp_notif call = {0};
+    EXPECT(ioctl(held, SECCOMP_IOCTL_NOTIF_RECV, &call) == 0);
+    struct seccomp_notif_resp answer = {.id = call.id, .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
+    EXPECT(ioctl(held, SECCOMP_IOCTL_NOTIF_SEND, &answer) == 0);
+}
+
+static void an_asynchronous_call_returns_while_no_process_can_begin(char *self) {
+    /* The filter can't be removed, so another process has it. */
+    pid_t tester = fork();
+    if (tester == 0) {
+        int held = hold_execve();
+        if (held < 0) {
+            fprintf(stderr, "skipped: execve(2) can't be held: %s\n", strerror(errno));
+            _exit(0);
+        }
+        /* A call that waits for its processes would wait for ever. */
+        alarm(60);
+        char *arguments[] = {self, "child", "7", NULL};
+        int fd = ipspawn(self, arguments, NULL, 2, NULL, PSPAWN_DEFAULT);
+        EXPECT(fd >= 0);
+        struct pollfd ready = {.fd = fd, .events = POLLIN};
+        EXPECT(poll(&ready, 1, 0) == 0);
+        let_one_process_execute(held);
+        /* The second process can't execute the program yet. */
+        EXPECT(poll(&ready, 1, 0) == 0);
+        let_one_process_execute(held);
+        pid_t pids[2];
+        EXPECT(pspawn_collect(fd, pids, 2) == 2);
+        for (int i = 0; i < 2; i++) EXPECT(exit_status(pids[i]) == 7);
+        _exit(failures != 0);
+    }
+    EXPECT(exit_status(tester) == 0);
 }
 
 /* The program of the next test. Its start-up gives it a number, which its processes have without doing the same again. */
@@ -231,6 +287,7 @@ int main(int argc, char **argv) {
     a_context_starts_processes_on_its_cpu(argv[0]);
     a_vector_call_gives_each_process_its_mask_arguments_and_environment(argv[0]);
     an_asynchronous_call_reports_its_end_by_a_descriptor(argv[0]);
+    an_asynchronous_call_returns_while_no_process_can_begin(argv[0]);
     a_late_fork_has_the_arguments_and_the_environment_of_its_process(argv[0]);
     a_mistake_has_an_errno_and_a_text(argv[0]);
     a_number_that_the_limits_do_not_allow_is_refused_before_memory_is_allocated(argv[0]);
