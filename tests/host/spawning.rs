@@ -1,5 +1,6 @@
 //! `pjwctl spawn`: many instances, each on its own part of the cores from its first instruction.
 
+mod defaults;
 mod killed;
 mod labels;
 mod refused;

@@ -161,3 +161,45 @@ impl<'a> Spawner<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::Arguments;
+    use crate::context::SpawnContext;
+    use crate::instance::Stdio;
+    use crate::syscall_filter::refuse_call;
+
+    #[test]
+    fn an_instance_whose_mask_the_kernel_refuses_is_not_started_and_has_the_step_and_the_errno() {
+        let directory = tempfile::tempdir().unwrap();
+        let started = directory.path().join("started");
+        let arguments = Arc::new(Arguments::literal(&["touch", started.to_str().unwrap()]).unwrap());
+        // The checks before the start let only masks through that the kernel does not refuse at that time.
+        let placement = Arc::new(Placement::on_cpus(own_mask().unwrap()));
+        let context = SpawnContext::new("touch").unwrap();
+        // A single instance sets its mask itself. For several instances, a thread sets its own.
+        for count in [1, 3] {
+            let instance = |rank| Instance {
+                rank,
+                size: count,
+                arguments: Arc::clone(&arguments),
+                variables: Vec::new(),
+                placement: Arc::clone(&placement),
+                stdio: Stdio::default(),
+            };
+            let (context, group) = (context.clone(), (0..count).map(instance).collect());
+            // The filter applies to this thread, and to the threads and processes that it starts.
+            let start = move || {
+                refuse_call(libc::SYS_sched_setaffinity, Errno::EINVAL);
+                context.spawn_n(group)
+            };
+            let results = std::thread::spawn(start).join().unwrap().unwrap();
+            let errors: Vec<SpawnError> = results.into_iter().map(Result::unwrap_err).collect();
+            let expected = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
+            assert_eq!(errors, vec![expected; count as usize]);
+            assert_eq!(expected.to_string(), "step mask failed: Invalid argument");
+        }
+        assert!(!started.exists(), "an instance was started");
+    }
+}

@@ -1,4 +1,4 @@
-//! `pjwctl spawn --proxy`: programs that can't be executed.
+//! `pjwctl spawn --proxy`: programs that can't be executed, and those that can't have a template.
 
 use std::process::Command;
 
@@ -34,4 +34,41 @@ fn a_program_that_can_not_be_executed_has_the_same_exit_code_and_cause_with_each
             }
         }
     }
+}
+
+/// The dynamic linker calls `choose` while it links the program. There, clone(2) starts a thread that calls pause(2).
+/// The flags are `CLONE_VM`, `CLONE_FS`, `CLONE_FILES`, `CLONE_SIGHAND` and `CLONE_THREAD`.
+const THREAD_BEFORE_MAIN: &str = r#"
+static long stack[8192];
+static int zero(void) { return 0; }
+static int (*choose(void))(void) {
+    long result = 56;
+    __asm__ volatile("syscall\n test %%rax, %%rax\n jnz 2f\n 1: mov $34, %%eax\n syscall\n jmp 1b\n 2:"
+                     : "+a"(result) : "D"(0x10f00L), "S"(stack + 8192), "d"(0L) : "rcx", "r11", "memory");
+    return zero;
+}
+int chosen(void) __attribute__((ifunc("choose")));
+int main(void) { return chosen(); }
+"#;
+
+#[test]
+fn a_program_with_threads_before_main_is_executed_by_auto_and_refused_by_always_with_one_line() {
+    if !cfg!(target_arch = "x86_64") {
+        skip("templates exist for x86_64 only");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("threads.c"), dir.path().join("threads"));
+    std::fs::write(&source, THREAD_BEFORE_MAIN).unwrap();
+    assert!(Command::new("cc").arg("-o").args([&program, &source]).status().unwrap().success());
+    let command = [program.to_str().unwrap()];
+    let why = "2 threads run before main: a fork would have only one of them";
+    let output = local("-n 2 --proxy auto --", &command);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(text(&output.stderr), format!("pjwctl: each instance executed the program: {why}\n"));
+    let output = local("-n 2 --proxy always --", &command);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = text(&output.stderr);
+    let (begin, end) = ("pjwctl: nothing was started: ", format!(": {why}; use --proxy auto or never\n"));
+    assert!(said.starts_with(begin) && said.ends_with(&end) && said.lines().count() == 1, "{said}");
 }
