@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 #[cfg(feature = "bpf")]
+mod address_spaces;
+#[cfg(feature = "bpf")]
 mod affinity_monitor;
 #[cfg(feature = "bpf")]
 mod figures;

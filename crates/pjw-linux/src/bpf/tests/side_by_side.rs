@@ -262,9 +262,10 @@ fn a_kernel_thread_is_marked() {
     };
     let mut reported = Vec::new();
     let collect = &mut |task: TaskRecord<'_>| {
-        reported.push((task.stat.is_kernel_thread, task.stat.comm, task.stat.stack_start, task.stat.parent));
+        let stat = task.stat;
+        reported.push((stat.is_kernel_thread, stat.comm, stat.stack_start, task.address_space, stat.parent));
     };
     scan.for_each_task(TaskScope::ThreadsOf(&BTreeSet::from([Pid(2)])), collect).unwrap();
     assert!(stat.is_kernel_thread);
-    assert_eq!(reported, [(true, stat.comm, 0, Pid(0))]);
+    assert_eq!(reported, [(true, stat.comm, 0, None, Pid(0))]);
 }
