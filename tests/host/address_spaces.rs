@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
-use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,9 +15,8 @@ use nix::sys::stat::Mode;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_for, wait_until};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::metrics::{free_address, sample_value, scrape};
 use crate::processes::{is_ended, is_installed, kill_process};
 
 /// A program with eight roles. It prints the pids of its processes.
@@ -185,38 +183,64 @@ fn program() -> Option<(tempfile::TempDir, PathBuf)> {
 const CONFIG: &str = "interval = \"200ms\"\nrescan_interval = \"400ms\"";
 /// The interval of the configuration.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// The time between two looks of the daemon, at least. The daemon checks which processes share an address space in each
-/// scan that begins at least 400 ms after the last check (`TASK_SCAN_INTERVAL` of pjw-linux). So between two scans
-/// that begin this long after one another, there is a check that is later than the check of the first scan by an
-/// interval.
-const LOOK_INTERVAL: Duration = Duration::from_millis(700);
+/// The time between two looks of the daemon. In each scan the daemon checks which processes share an address space,
+/// unless the last check was shortly before: with BPF less than 400 ms (`TASK_SCAN_INTERVAL` of pjw-linux), without BPF
+/// less than 50 ms (`CHECK_INTERVAL`). The second check of a process counts if it comes at least 7/8 of the interval
+/// after the first one, which is 175 ms. So a process that shares its address space at a scan is in a group after each
+/// scan that begins later by the sum of both times.
+#[derive(Debug, Clone, Copy)]
+struct LookInterval(Duration);
 
-/// Starts a daemon, with these lines before the rest of its configuration. Returns the address of its metrics, too.
-fn start_daemon(lines: &str) -> (Daemon, SocketAddr) {
-    let address = free_address();
-    (Daemon::start(&format!("{lines}{CONFIG}\n[metrics]\nlisten = [\"{address}\"]\n")), address)
-}
+impl LookInterval {
+    const WITH_BPF: Self = Self(Duration::from_millis(600));
+    const WITHOUT_BPF: Self = Self(Duration::from_millis(250));
 
-/// The number of timed scans of the daemon. `None` if the daemon does not answer.
-fn timed_scans(metrics: SocketAddr) -> Option<f64> {
-    let text = scrape(metrics)?;
-    let count = |cause: &str| sample_value(&text, &format!("pjw_cycles_total{{cause=\"{cause}\"}}"));
-    Some(count("timer")? + count("full")?)
-}
-
-/// Waits until the daemon has looked for shared address spaces once more: until a scan has ended that began
-/// [`LOOK_INTERVAL`] after this call, at least. Calls `check` again and again until then.
-fn while_daemon_looks(metrics: SocketAddr, mut check: impl FnMut()) {
-    let begun = Instant::now();
-    let mut before = None;
-    wait_until("the daemon has scanned", || {
+    /// Calls `check` again and again until this time has passed. Then makes the daemon scan once more.
+    fn wait_for_look(self, daemon: &Daemon, job: &str, mut check: impl FnMut()) {
+        let begun = Instant::now();
+        wait_until("the next look is due", || {
+            check();
+            begun.elapsed() >= self.0
+        });
+        // The call changes nothing: the job wants all its cores already. The daemon scans before it answers. For this
+        // call it reads no process, but it makes a check of address spaces that is due.
+        let reply: Result<Value, _> = daemon.call("Want", &json!({ "job": daemon.job_id(job) }));
+        reply.unwrap();
         check();
-        if begun.elapsed() < LOOK_INTERVAL {
-            return false;
-        }
-        // The first of these scans may have begun before, and the metrics may lack one more that has ended.
-        timed_scans(metrics).is_some_and(|count| count >= *before.get_or_insert(count) + 3.0)
-    });
+    }
+}
+
+/// Whether the daemon scans threads with the BPF program, as it has logged at its start. If not, reports that the part
+/// with BPF is skipped.
+fn scans_by_bpf(daemon: &Daemon) -> bool {
+    let log = daemon.log();
+    let is_loaded = log.contains("many threads at once are read with a BPF program (task scan)");
+    if !is_loaded {
+        let why = log.lines().find(|line| line.contains("threads are read in /proc: "));
+        skip(format_args!("the part with BPF: {}", why.unwrap()));
+    }
+    is_loaded
+}
+
+/// Starts a daemon that uses BPF where it can. Returns the time between its looks, too.
+fn start_daemon() -> (Daemon, LookInterval) {
+    let daemon = Daemon::start(CONFIG);
+    let interval = if scans_by_bpf(&daemon) { LookInterval::WITH_BPF } else { LookInterval::WITHOUT_BPF };
+    (daemon, interval)
+}
+
+/// Checks that a daemon of [`start_daemon`] which used BPF at its start has done so until now.
+fn check_task_scan_stayed_on(daemon: &Daemon) {
+    let log = daemon.log();
+    assert!(!log.contains("the task scan stays off"), "{log}");
+}
+
+/// Starts a daemon that does not use BPF. Returns the time between its looks, too.
+fn start_daemon_without_bpf() -> (Daemon, LookInterval) {
+    let daemon = Daemon::start(&format!("scan = \"proc\"\n{CONFIG}"));
+    let log = daemon.log();
+    assert!(!log.contains("are read with a BPF program"), "{log}");
+    (daemon, LookInterval::WITHOUT_BPF)
 }
 
 /// The processes of a job, each with the number of the address space that it shares, as `show` has them.
@@ -250,7 +274,7 @@ fn are_parts(groups: &[BTreeSet<u32>], wholes: &[BTreeSet<u32>]) -> bool {
     groups.iter().all(|group| wholes.iter().any(|whole| group.is_subset(whole)))
 }
 
-fn recognises_groups_and_nothing_else(daemon: &Daemon, metrics: SocketAddr) {
+fn recognises_groups_and_nothing_else(daemon: &Daemon, interval: LookInterval) {
     let Some((_dir, path)) = program() else { return };
     let (one, two) = (Program::start(&path, "tasks"), Program::start(&path, "vforking-tasks"));
     let others = ["workers", "threads", "vfork", "slow-vfork"].map(|role| Program::start(&path, role));
@@ -262,7 +286,7 @@ fn recognises_groups_and_nothing_else(daemon: &Daemon, metrics: SocketAddr) {
         [&one, &two].map(|program| program.pids.iter().copied().collect()).into();
     expected.sort();
     for _ in 0..2 {
-        while_daemon_looks(metrics, || {
+        interval.wait_for_look(daemon, "mixed", || {
             let found = groups(daemon, "mixed");
             assert!(are_parts(&found, &expected), "{found:?} are no groups of {expected:?}");
         });
@@ -350,7 +374,7 @@ fn held_child(program: &Program) -> Option<u32> {
 
 /// A child of posix_spawn that has not executed its program is in no group at any look. The tasks of its parent are in
 /// one after two looks.
-fn a_held_child_is_in_no_group(daemon: &Daemon, metrics: SocketAddr) {
+fn a_held_child_is_in_no_group(daemon: &Daemon, interval: LookInterval) {
     if !Path::new("/proc/thread-self/children").exists() {
         return skip("this kernel does not list the children of a thread (CONFIG_PROC_CHILDREN)");
     }
@@ -362,7 +386,7 @@ fn a_held_child_is_in_no_group(daemon: &Daemon, metrics: SocketAddr) {
     daemon.assign("held", 1, &all).unwrap();
     let expected = [tasks.pids.iter().copied().collect::<BTreeSet<u32>>()];
     for look in 1..=8 {
-        while_daemon_looks(metrics, || {
+        interval.wait_for_look(daemon, "held", || {
             let members = members(daemon, "held");
             assert!(held.iter().all(|pid| members.contains_key(pid)), "{members:?}");
             let found = groups_of(&members);
@@ -379,26 +403,28 @@ fn a_held_child_is_in_no_group(daemon: &Daemon, metrics: SocketAddr) {
 
 #[test]
 fn groups_of_tasks_are_recognised_beside_workers_threads_and_vforks() {
-    let (daemon, metrics) = start_daemon("");
-    recognises_groups_and_nothing_else(&daemon, metrics);
+    let (daemon, interval) = start_daemon();
+    recognises_groups_and_nothing_else(&daemon, interval);
+    check_task_scan_stayed_on(&daemon);
 }
 
 #[test]
 fn groups_of_tasks_are_recognised_without_bpf() {
-    let (daemon, metrics) = start_daemon("scan = \"proc\"\n");
-    recognises_groups_and_nothing_else(&daemon, metrics);
+    let (daemon, interval) = start_daemon_without_bpf();
+    recognises_groups_and_nothing_else(&daemon, interval);
 }
 
 #[test]
 fn a_child_that_posix_spawn_holds_is_in_no_group() {
-    let (daemon, metrics) = start_daemon("");
-    a_held_child_is_in_no_group(&daemon, metrics);
+    let (daemon, interval) = start_daemon();
+    a_held_child_is_in_no_group(&daemon, interval);
+    check_task_scan_stayed_on(&daemon);
 }
 
 #[test]
 fn a_child_that_posix_spawn_holds_is_in_no_group_without_bpf() {
-    let (daemon, metrics) = start_daemon("scan = \"proc\"\n");
-    a_held_child_is_in_no_group(&daemon, metrics);
+    let (daemon, interval) = start_daemon_without_bpf();
+    a_held_child_is_in_no_group(&daemon, interval);
 }
 
 #[test]
