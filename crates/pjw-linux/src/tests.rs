@@ -1,6 +1,7 @@
-//! What tests of several modules share: shells that end with their test, and waiting.
+//! What tests of several modules share: shells that end with their test, waiting, and lines about skipped tests.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,6 +27,17 @@ pub(crate) fn shell_that_ends_with_its_thread(script: &str) -> Command {
     // SAFETY: the closure runs between fork and exec, and makes only one system call.
     unsafe { command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
     command
+}
+
+/// Reports which test is skipped, and why.
+pub(crate) fn skip(why: &str) {
+    let thread = std::thread::current();
+    print_line(&format!("skipped: {}: {why}", thread.name().unwrap_or("a test")));
+}
+
+/// Writes a line to stderr directly: a test's own output is shown only if it fails.
+pub(crate) fn print_line(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Whether a thread sleeps, and the kernel has added all its run time to its CPU time.

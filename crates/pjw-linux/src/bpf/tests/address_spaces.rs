@@ -14,7 +14,7 @@ use pjw_core::ids::Pid;
 use super::test_process::scan;
 use crate::bpf::{TaskScan, TaskScope};
 use crate::sys::kcmp::compare_address_spaces;
-use crate::tests::until_true;
+use crate::tests::{skip, until_true};
 
 /// A program of four processes: the first one, a process that shares its address space, a forked child, and a child of
 /// vfork(2). The child of vfork prints their pids in this order. When it has read a byte, it executes `sleep`.
@@ -64,7 +64,7 @@ impl Processes {
         let (source, program) = (dir.path().join("spaces.c"), dir.path().join("spaces"));
         fs::write(&source, PROGRAM).unwrap();
         let Ok(built) = Command::new("cc").arg("-o").args([&program, &source]).status() else {
-            println!("skipped: there is no C compiler");
+            skip("there is no C compiler");
             return None;
         };
         assert!(built.success());
@@ -117,7 +117,7 @@ fn check_by_kcmp(pids: [Pid; 4], spaces: [Space; 4]) {
         for (other, other_space) in pids.into_iter().zip(spaces) {
             let order = match compare_address_spaces(one, other) {
                 Err(errno @ (Errno::ENOSYS | Errno::EPERM)) => {
-                    return println!("skipped: the comparison with kcmp(2): {errno}");
+                    return skip(&format!("the comparison with kcmp(2): {errno}"));
                 }
                 order => order.unwrap(),
             };

@@ -67,7 +67,7 @@ impl Shell {
 
     /// A shell that starts a child when it is told to.
     fn parent(fixture: &mut Fixture) -> (Self, ProcessId) {
-        Self::start(fixture, "read go; sleep 1000 & wait")
+        Self::start(fixture, "read go; sleep 120 & wait")
     }
 
     fn give_birth(&mut self) -> Pid {
