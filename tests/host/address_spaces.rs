@@ -186,8 +186,8 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// The time between two looks of the daemon. In each scan the daemon checks which processes share an address space,
 /// unless the last check was shortly before: with BPF less than 400 ms (`TASK_SCAN_INTERVAL` of pjw-linux), without BPF
 /// less than 50 ms (`CHECK_INTERVAL`). The second check of a process counts if it comes at least 7/8 of the interval
-/// after the first one, which is 175 ms. So a process that shares its address space at a scan is in a group after each
-/// scan that begins later by the sum of both times.
+/// after the first one, which is 175 ms. So the last checks before the ends of two looks that are apart by the sum of both
+/// times make a group.
 #[derive(Debug, Clone, Copy)]
 struct LookInterval(Duration);
 

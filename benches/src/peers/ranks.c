@@ -63,7 +63,7 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* Memory of one rank, from the begin of a page. It is no thread-local variable: the C library would clear it at the start of each thread.
+/* Memory of one rank, from the beginning of a page. It is no thread-local variable: the C library would clear it at the start of each thread.
  * malloc() would give threads memory of other offsets in a page than tasks and processes, whose heaps begin elsewhere. A copy of memory
  * takes longer if it stores 16 bytes ahead of where it loads, modulo 4096: AMD Zen 4 takes these loads for loads of the stored bytes. */
 static char *buffer(size_t bytes) {

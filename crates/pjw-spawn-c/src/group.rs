@@ -86,7 +86,10 @@ impl StartArguments {
         let mut instances = Vec::new();
         // A failed allocation in collect() would abort the C program.
         instances.try_reserve_exact(self.count as usize).map_err(|_| {
-            Failure::from_errno(&format!("{} processes can't be listed", self.count), Errno::ENOMEM)
+            Failure::from_errno(
+                &format!("there is no memory for a list of {} processes", self.count),
+                Errno::ENOMEM,
+            )
         })?;
         instances.extend((0..self.count).map(instance));
         Ok(instances)

@@ -49,7 +49,13 @@ impl Child {
     /// Returns whether the process is a child of the calling process, or has ended. Another thread, or the kernel if
     /// `SIGCHLD` is ignored, may have taken the exit status of a child already.
     pub(crate) fn is_own_or_ended(&self) -> bool {
-        self.is_own() || self.has_ended()
+        self.is_own()
+            || match self.send_signal(0) {
+                Err(Errno::ESRCH) => true,
+                // A seccomp filter may forbid the call.
+                Err(Errno::EPERM | Errno::EACCES | Errno::ENOSYS) => self.has_ended(),
+                _ => false,
+            }
     }
 
     /// Returns whether the process is a child of the calling process that was not waited for.
@@ -63,12 +69,13 @@ impl Child {
         poll(&mut ready, PollTimeout::ZERO).is_ok_and(|count| count > 0)
     }
 
-    /// Kills the process by `SIGKILL`, and waits until it has ended. Does not wait if the signal can't be sent, because
-    /// the process may then never end.
+    /// Kills the process by `SIGKILL`, and waits until it has ended. If the signal can't be sent, takes only the exit
+    /// status of a process that has ended, because the process may never end.
     pub(crate) fn kill_and_wait(&self) {
-        if self.send_signal(libc::SIGKILL).is_ok() {
-            let _ = self.wait();
-        }
+        let _ = match self.send_signal(libc::SIGKILL) {
+            Ok(()) => self.wait().map(Some),
+            Err(_) => self.try_wait(),
+        };
     }
 
     /// Calls [`wait_once`] for this process.
@@ -86,7 +93,8 @@ impl Child {
     ///
     /// # Errors
     /// `ESRCH` if the process has ended and the caller has waited for its end. `EPERM` if the caller is not allowed
-    /// to send signals to the process. `EINVAL` if there is no signal with this number.
+    /// to send signals to the process. `EINVAL` if there is no signal with this number. The error number of the seccomp
+    /// filter, if there is one, for a process that is no child or was waited for.
     pub fn send_signal(&self, signal: i32) -> Result<(), Errno> {
         let (pidfd, no_info, no_flags) = (self.pidfd.as_raw_fd(), std::ptr::null::<libc::siginfo_t>(), 0);
         // SAFETY: the descriptor is open, and a null pointer stands for the usual information.
@@ -182,7 +190,7 @@ mod tests {
         let instance = Instance {
             rank: 0,
             size: 1,
-            arguments: Arc::new(Arguments::literal(&["sleep", "1000"]).unwrap()),
+            arguments: Arc::new(Arguments::literal(&["sleep", "60"]).unwrap()),
             variables: Vec::new(),
             placement: Arc::new(Placement::default()),
             stdio: Stdio::default(),

@@ -113,6 +113,9 @@ pub enum CheckError {
         why: String,
         /// What the user can do, as text.
         remedy: String,
+        /// Whether the environment alone is too large, or has a string that is. If not, the arguments are, or both are
+        /// too large together.
+        is_environment: bool,
     },
     /// The files of the program can't be copied to the NUMA nodes on which the processes are to run. The variant
     /// contains the reason.

@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use nix::sys::resource::{Resource, getrlimit};
+use nix::unistd::{SysconfVar, sysconf};
 
 use super::error::CheckError;
 use crate::arguments::{Argument, Arguments, Piece};
@@ -11,8 +12,8 @@ use crate::instance::Instance;
 use crate::layout::RANK_VARIABLES;
 use crate::setup::Setup;
 
-/// The longest string with its NUL byte: `MAX_ARG_STRLEN`, 32 pages of 4 KiB. With larger pages the limit is higher.
-const MAX_STRING: usize = 128 * 1024;
+/// The longest string with its NUL byte, in pages: `MAX_ARG_STRLEN` of the kernel.
+const MAX_STRING_PAGES: usize = 32;
 /// The least value of the limit for all strings and pointers together: `ARG_MAX`.
 const MIN_TOTAL: u64 = 128 * 1024;
 /// The greatest value of the limit for all strings and pointers together: 3/4 of the usual stack (`_STK_LIM`).
@@ -32,7 +33,7 @@ struct Size {
 /// they are too large for every instance. The error is then about the first one. `setup` contains the environment that
 /// all instances have in common. The limits are those of bprm_stack_limits() in fs/exec.c, Linux 6.18.
 pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), CheckError> {
-    let max_total = max_total();
+    let (max_string, max_total) = (max_string(), max_total());
     let mut shared = size_of_strings(&setup.environment);
     shared.add(setup.program.as_bytes_with_nul().len());
     if setup.has_rank_variables {
@@ -49,12 +50,12 @@ pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), C
         previous = Some((&instance.arguments, arguments_size));
         let environment_size = shared.with(size_of_strings(&instance.variables));
         let size = environment_size.with(arguments_size);
-        if size.longest <= MAX_STRING && size.total as u64 <= max_total {
+        if size.longest <= max_string && size.total as u64 <= max_total {
             return Ok(());
         }
         first_error.get_or_insert_with(|| {
-            if size.longest > MAX_STRING {
-                long_string_error(setup, instance)
+            if size.longest > max_string {
+                long_string_error(setup, instance, max_string)
             } else {
                 total_error(arguments_size, environment_size, max_total)
             }
@@ -64,26 +65,32 @@ pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), C
 }
 
 /// Returns the error for an instance with a string that is too long for execve(2). The error names the first such
-/// argument, or else the first such variable.
-fn long_string_error(setup: &Setup, instance: &Instance) -> CheckError {
+/// argument, or else the first such variable. `max_string` is the limit, which [`max_string`] returns.
+fn long_string_error(setup: &Setup, instance: &Instance, max_string: usize) -> CheckError {
     let bytes = |string: &CString| string.as_bytes_with_nul().len();
-    let is_too_long = |string: &CString| bytes(string) > MAX_STRING;
+    let is_too_long = |string: &CString| bytes(string) > max_string;
     let arguments = instance.arguments.expand(instance.rank, instance.size);
     let mut variables = setup.environment.iter().chain(&instance.variables);
-    let (string, size, remedy) = if let Some(index) = arguments.iter().position(is_too_long) {
-        (format!("argument {index}"), bytes(&arguments[index]), "shorten it, or pass its text in a file")
+    let (string, size, remedy, is_environment) = if let Some(index) = arguments.iter().position(is_too_long) {
+        (
+            format!("argument {index}"),
+            bytes(&arguments[index]),
+            "shorten it, or pass its text in a file",
+            false,
+        )
     } else if let Some(variable) = variables.find(|variable| is_too_long(variable)) {
         let name = variable.to_bytes().split(|byte| *byte == b'=').next().unwrap_or_default();
         let string = format!("the variable {}", String::from_utf8_lossy(name));
-        (string, bytes(variable), "shorten it, or remove it from the environment")
+        (string, bytes(variable), "shorten it, or remove it from the environment", true)
     } else {
-        ("the path of the program".to_owned(), bytes(&setup.program), "use a shorter path")
+        ("the path of the program".to_owned(), bytes(&setup.program), "use a shorter path", false)
     };
     CheckError::TooLarge {
         why: format!(
-            "{string} has {size} bytes with its NUL byte, and execve(2) takes at most {MAX_STRING} (MAX_ARG_STRLEN)"
+            "{string} has {size} bytes with its NUL byte, and execve(2) takes at most {max_string} (MAX_ARG_STRLEN)"
         ),
         remedy: remedy.to_owned(),
+        is_environment,
     }
 }
 
@@ -108,7 +115,14 @@ fn total_error(arguments: Size, environment: Size, max_total: u64) -> CheckError
              most {max_total}{because}"
         ),
         remedy: format!("{remedy}{higher_limit}"),
+        is_environment: is_too_large(environment) && !is_too_large(arguments),
     }
+}
+
+/// Returns the limit for a string with its NUL byte, in bytes.
+fn max_string() -> usize {
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| usize::try_from(size).ok());
+    MAX_STRING_PAGES * page.unwrap_or(4096)
 }
 
 /// Returns the limit for all strings and pointers together, in bytes.
@@ -178,30 +192,34 @@ mod tests {
 
     #[test]
     fn the_first_string_that_is_too_long_is_named_with_its_limit_and_a_remedy_for_it() {
-        let long = "x".repeat(MAX_STRING);
-        let limit = "and execve(2) takes at most 131072 (MAX_ARG_STRLEN)";
+        let max_string = max_string();
+        let long = "x".repeat(max_string);
+        let limit = format!("and execve(2) takes at most {max_string} (MAX_ARG_STRLEN)");
         assert_eq!(
             check(&[instance(&long, &format!("LONG={long}"))]).unwrap_err(),
             format!(
-                "argument 1 has 131073 bytes with its NUL byte, {limit}; shorten it, or pass its text in a file"
+                "argument 1 has {} bytes with its NUL byte, {limit}; shorten it, or pass its text in a file",
+                max_string + 1
             )
         );
         let with_placeholders = format!("%r{long}%n");
         let error = check(&[instance(&with_placeholders, "A=1")]).unwrap_err();
-        assert!(error.starts_with("argument 1 has 131077 bytes"), "{error}");
+        assert!(error.starts_with(&format!("argument 1 has {} bytes", max_string + 5)), "{error}");
         assert_eq!(
             check(&[instance("short", &format!("LONG={long}"))]).unwrap_err(),
             format!(
-                "the variable LONG has 131078 bytes with its NUL byte, {limit}; shorten it, or remove it from the \
-                 environment"
+                "the variable LONG has {} bytes with its NUL byte, {limit}; shorten it, or remove it from the \
+                 environment",
+                max_string + 6
             )
         );
     }
 
     #[test]
     fn one_instance_that_is_small_enough_is_enough() {
-        let long = instance(&"x".repeat(MAX_STRING), "A=1");
-        assert_eq!(check(&[long.clone(), instance(&"x".repeat(MAX_STRING - 1), "A=1"), long]), Ok(()));
+        let max_string = max_string();
+        let long = instance(&"x".repeat(max_string), "A=1");
+        assert_eq!(check(&[long.clone(), instance(&"x".repeat(max_string - 1), "A=1"), long]), Ok(()));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::failure::SpawnError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum TemplateError {
     /// The machine is not x86_64. Templates exist for x86_64 only.
-    #[error("templates exist for x86_64 only: the program is started by exec")]
+    #[error("templates exist for x86_64 only")]
     Unsupported,
     /// The process of the template could not be started. The variant contains the reason.
     #[error("the program does not start: {0}")]
@@ -28,10 +28,10 @@ pub enum TemplateError {
     PidfdForbidden(Errno),
     /// The program is set-user-ID, is set-group-ID or has file capabilities. Tracing would remove these
     /// privileges.
-    #[error("the program is set-user-ID, set-group-ID or has file capabilities: it is started by exec only")]
+    #[error("the program is set-user-ID, set-group-ID or has file capabilities")]
     Privileged,
     /// The program is built for another instruction set, or is a 32-bit program.
-    #[error("the program is not built for {}: it is started by exec only", std::env::consts::ARCH)]
+    #[error("the program is not built for {}", std::env::consts::ARCH)]
     WrongArchitecture,
     /// The memory of the program does not contain its entry point, so the program can't run in any way: its file is
     /// damaged or incomplete.
@@ -51,9 +51,7 @@ pub enum TemplateError {
     Killed(i32),
     /// The C library of the program stores the thread id at an address that could not be found. A forked
     /// process would keep the thread id of the template, because the stored id could not be updated.
-    #[error(
-        "the C library of the program keeps its thread id at an unknown place: it is started by exec only"
-    )]
+    #[error("the C library of the program keeps its thread id at an unknown place")]
     UnknownThreadIdAddress,
     /// A system call has failed.
     #[error("the template is not made: {step}: {}", errno.desc())]

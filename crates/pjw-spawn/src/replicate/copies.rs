@@ -227,16 +227,17 @@ fn remedy(step: &str, errno: Errno) -> &'static str {
         (_, Errno::EFBIG) => "raise the limit of the file size (ulimit -f), or run without replicas",
         (_, Errno::EMFILE | Errno::ENFILE) => "too many descriptors are open: see ulimit -n, and fs.file-max",
         (_, Errno::EAGAIN) => "a limit on processes is reached: raise pids.max of the cgroup, or ulimit -u",
+        ("unshare" | "open_tree" | "move_mount", Errno::ENOSPC) => {
+            "a limit is reached: raise user.max_mnt_namespaces or fs.mount-max, or run without replicas"
+        }
         (_, Errno::ENOMEM | Errno::ENOSPC) => {
             "the memory of the NUMA node is exhausted: run without replicas"
         }
-        ("open" | "read" | "stat", _) => {
-            "check that this file is there and can be read, or run without replicas"
-        }
+        ("open" | "stat", _) => "check that this file is there and can be read, or run without replicas",
         // The caller has CAP_SYS_ADMIN, with which it has made the mount namespace.
         (_, Errno::EPERM | Errno::EACCES | Errno::ENOSYS) => {
-            "a seccomp filter, a security module or a kernel before Linux 5.2 refuses this call: allow mount(2), \
-             fsopen(2) and move_mount(2), or run without replicas"
+            "a seccomp filter, a security module or a kernel before Linux 5.2 refuses this call: allow mount(2), umount2(2), \
+             open_tree(2), fsopen(2), fsconfig(2), fsmount(2) and move_mount(2), or run without replicas"
         }
         _ => "run without replicas",
     }
@@ -354,11 +355,7 @@ mod tests {
              replicas"
         );
         for (step, errno, remedy) in [
-            (
-                "make private",
-                Errno::EPERM,
-                "refuses this call: allow mount(2), fsopen(2) and move_mount(2), or",
-            ),
+            ("make private", Errno::EPERM, "refuses this call: allow mount(2), umount2(2), open_tree(2), "),
             ("fsopen", Errno::ENOSYS, "a kernel before Linux 5.2"),
             ("open", Errno::EACCES, "; check that this file is there and can be read"),
             ("open", Errno::EMFILE, "; too many descriptors are open: see ulimit -n"),

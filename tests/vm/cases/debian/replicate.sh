@@ -106,6 +106,6 @@ pjwctl spawn --local -n 2 --map numa --replicate -- /tmp/script 2>/tmp/output
 code=$?
 check "a script without its interpreter has the exit code that it has without --replicate" [ "$code" = 127 ]
 check "the missing interpreter is named, and no replica is made" grep -q \
-    '^pjwctl: nothing was started: step exec failed: .*; the interpreter /no/such/interpreter in the first line of /tmp/script is missing' /tmp/output
+    '^pjwctl: nothing was started: /tmp/script: step exec failed: .*; the interpreter /no/such/interpreter in the first line of /tmp/script is missing' /tmp/output
 (ulimit -f 100 && pjwctl spawn --local -n 2 --map numa --replicate -- sleep 0 2>/tmp/output)
 check "a limit of the file size is named with its remedy" grep -q 'copy: File too large; raise the limit of the file size (ulimit -f)' /tmp/output

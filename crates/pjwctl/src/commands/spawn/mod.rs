@@ -46,6 +46,7 @@ use grant::{CpuOrigin, Grant};
 use group::{InstanceGroup, Program, StartFailure};
 use labels::LabelledPipes;
 use mode::StartMode;
+use refusal::{LoadOption, load_error};
 use sizes::SizeVariables;
 
 /// The descriptors of a labelled instance: both ends of two pipes.
@@ -194,12 +195,15 @@ fn with_templates(programs: Vec<Program>, proxy: ProxyArg) -> Vec<Program> {
 }
 
 /// Checks each program, and the limits on processes for all programs together. `places` contains the line of each
-/// program in the file of commands, if there is one. The error names the line if the arguments in it are too large.
+/// program in the file of commands, if there is one. The error names the line if its arguments are too large, or too
+/// large together with the environment.
 fn check_programs(programs: &[Program], places: &[Option<String>]) -> anyhow::Result<()> {
     for (program, place) in programs.iter().zip(places) {
         let checked = program.context.check_instances(&program.instances);
         checked.map_err(|error| match (&error, place) {
-            (CheckError::TooLarge { .. }, Some(place)) => anyhow::Error::new(error).context(place.clone()),
+            (CheckError::TooLarge { is_environment: false, .. }, Some(place)) => {
+                anyhow::Error::new(error).context(place.clone())
+            }
             _ => error.into(),
         })?;
     }
@@ -213,14 +217,15 @@ fn check_programs(programs: &[Program], places: &[Option<String>]) -> anyhow::Re
 /// instance, which is executed instead of forked.
 ///
 /// # Errors
-/// The error of [`refusal::load_error`] if a template can't be loaded. Another error if each program has a single instance, because the parts
-/// of the cores have different sizes, and instances on parts of different sizes can't have the same template.
+/// The error of [`load_error`] if a template can't be loaded. Another error if each program has a single instance,
+/// because the parts of the cores have different sizes, and instances on parts of different sizes can't have the same
+/// template.
 fn check_templates(programs: &[Program], sizes: &SizeVariables) -> anyhow::Result<()> {
     let mut has_templates = false;
     for program in programs {
         let [first, _, ..] = &program.instances[..] else { continue };
         if let Err(refusal) = Template::load_until_main(&program.context, first) {
-            return Err(refusal::load_error(refusal, program.context.program_path(), "--proxy"));
+            return Err(load_error(refusal, program.context.program_path(), LoadOption::Proxy));
         }
         has_templates = true;
     }

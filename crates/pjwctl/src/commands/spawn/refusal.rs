@@ -11,38 +11,60 @@ use pjw_spawn::{CheckError, SpawnError};
 use super::instance::{start_failure_code, start_failure_remedy};
 use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
 
-/// Error: the program could not be started when it was loaded before the first instance. The text and the exit code are
+/// Error: the program could not be started when it was loaded before the first instance. The cause and the exit code are
 /// those of an instance that fails to start with the same error.
 #[derive(Debug, thiserror::Error)]
-#[error("{error}{}", start_failure_remedy(*.error, .program))]
+#[error("{}: {error}{}", .program.display(), start_failure_remedy(*.error, .program))]
 struct UnstartableProgram {
     error: SpawnError,
     /// The path of the program.
     program: PathBuf,
 }
 
-/// Returns the error for the program at `program_path`, which could not be loaded because of `refusal`. `option` is the
-/// option that needs a loaded program: `--proxy`, to fork the instances from it, or `--replicate`, to find its libraries.
-pub(super) fn load_error(refusal: TemplateError, program_path: &CStr, option: &str) -> anyhow::Error {
+/// An option for which pjwctl loads the program before the first instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LoadOption {
+    /// `--proxy always`: the instances are forked from the loaded program.
+    Proxy,
+    /// `--replicate`: the loaded program shows which libraries it uses.
+    Replicate,
+}
+
+impl LoadOption {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Proxy => "--proxy",
+            Self::Replicate => "--replicate",
+        }
+    }
+
+    /// Returns how the program can be started without being loaded before.
+    fn alternative(self) -> &'static str {
+        match self {
+            Self::Proxy => "use --proxy auto or never",
+            Self::Replicate => "start without --replicate",
+        }
+    }
+}
+
+/// Returns the error for the program at `program_path`, which could not be loaded for `option` because of `refusal`.
+pub(super) fn load_error(refusal: TemplateError, program_path: &CStr, option: LoadOption) -> anyhow::Error {
     let program = Path::new(OsStr::from_bytes(program_path.to_bytes()));
-    let otherwise = match option {
-        "--proxy" => "use --proxy auto or never".to_owned(),
-        _ => format!("start without {option}"),
-    };
+    let (option, alternative) = (option.name(), option.alternative());
     let remedy = match refusal {
         TemplateError::StartFailed(error) => {
             return UnstartableProgram { error, program: program.to_owned() }.into();
         }
         TemplateError::Damaged => "copy or build the program again".to_owned(),
         TemplateError::PidfdForbidden(_) => {
-            format!("allow pidfd_open(2) in the seccomp profile, or {otherwise}")
+            format!("allow pidfd_open(2) in the seccomp profile, or {alternative}")
         }
         _ if refusal.is_program_failure() => {
             format!(
                 "it fails without {option} too: start it once alone, and check its file and its libraries"
             )
         }
-        _ => otherwise,
+        _ => alternative.to_owned(),
     };
     anyhow!("{option} can't load {}: {refusal}; {remedy}", program.display())
 }
@@ -73,13 +95,13 @@ mod tests {
             (SpawnStep::Exec, Errno::ENOEXEC, 126, "or a first line with #!"),
             (SpawnStep::Clone, Errno::EPERM, 1, "the system call: allow clone3(2) in the profile"),
         ] {
-            for option in ["--proxy", "--replicate"] {
+            for option in [LoadOption::Proxy, LoadOption::Replicate] {
                 let refusal = TemplateError::StartFailed(SpawnError { step, errno });
                 let error = load_error(refusal, c"/no/such/program", option);
                 let text = error.to_string();
                 assert_eq!(exit_code(&error), code, "{text}");
-                assert!(text.ends_with(end) && text.lines().count() == 1, "{text}");
-                assert!(!["ptrace", option].iter().any(|word| text.contains(word)), "{text}");
+                assert!(text.starts_with("/no/such/program: step ") && text.ends_with(end), "{text}");
+                assert!(!["ptrace", option.name()].iter().any(|word| text.contains(word)), "{text}");
             }
         }
     }
@@ -96,14 +118,15 @@ mod tests {
             (TemplateError::Exited(127), fails, false),
             (TemplateError::Damaged, "; copy or build the program again", false),
         ] {
-            for (option, otherwise) in
-                [("--proxy", "use --proxy auto or never"), ("--replicate", "start without --replicate")]
-            {
+            for (option, name, alternative) in [
+                (LoadOption::Proxy, "--proxy", "use --proxy auto or never"),
+                (LoadOption::Replicate, "--replicate", "start without --replicate"),
+            ] {
                 let error = load_error(refusal, c"/bin/program", option);
-                let end = if advises_start { otherwise } else { "" };
+                let end = if advises_start { alternative } else { "" };
                 let expected = format!(
-                    "{option} can't load /bin/program: {refusal}{}{end}",
-                    remedy.replace("OPTION", option)
+                    "{name} can't load /bin/program: {refusal}{}{end}",
+                    remedy.replace("OPTION", name)
                 );
                 assert_eq!((error.to_string(), exit_code(&error)), (expected, 1));
             }

@@ -7,7 +7,7 @@ use pjw_spawn::proxy::Template;
 use pjw_spawn::replicate::Replicas;
 
 use super::group::Program;
-use super::refusal::load_error;
+use super::refusal::{LoadOption, load_error};
 use crate::output;
 
 /// Gives each NUMA node its own copies (replicas) of the files of `programs`: of the programs and their libraries.
@@ -59,7 +59,7 @@ fn with_own_replicas(program: Program) -> anyhow::Result<(Program, Option<Replic
     let Some(first) = instances.first().filter(|_| !nodes.is_empty()) else { return Ok((program, None)) };
     match Template::load_until_main(&program.context, first) {
         Ok(template) => Ok((program, Some(Replicas::of_process(template.pid(), nodes)?))),
-        Err(refusal) => Err(load_error(refusal, program.context.program_path(), "--replicate")),
+        Err(refusal) => Err(load_error(refusal, program.context.program_path(), LoadOption::Replicate)),
     }
 }
 
@@ -99,8 +99,8 @@ mod tests {
         assert_eq!(
             error.to_string(),
             format!(
-                "step exec failed: No such file or directory; the interpreter /no/such/interpreter in the first line of {} \
-                 is missing: install it, or correct that line",
+                "{0}: step exec failed: No such file or directory; the interpreter /no/such/interpreter in the first line \
+                 of {0} is missing: install it, or correct that line",
                 script.display()
             )
         );
