@@ -352,6 +352,48 @@ fn exit_exec_a_fault_and_a_kill_of_one_task_leave_the_others_running() {
     assert_eq!(ends, [(Some(0), None), (Some(3), None), (Some(4), None), (None, Some(11)), (None, Some(9))]);
 }
 
+/// The children of a process, in the order of their start: first the host, which one of the threads starts, and then the
+/// tasks.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let texts =
+        threads.map(|thread| std::fs::read_to_string(thread.path().join("children")).unwrap_or_default());
+    let pids =
+        |text: String| text.split_ascii_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>();
+    texts.flat_map(pids).collect()
+}
+
+#[test]
+fn a_task_that_is_killed_at_its_start_has_the_signal_in_its_result() {
+    if !Path::new("/proc/thread-self/children").exists() {
+        return skip("this kernel does not list the children of a thread (CONFIG_PROC_CHILDREN)");
+    }
+    let Some((program, _dir)) = program(&["-static-pie"]) else { return };
+    for _ in 0..8 {
+        let mut command = Command::new(program_path("pjwctl"));
+        command.args(["spawn", "--local", "--share", "memory", "-n", "20", "--json", "--"]).arg(&program);
+        let child =
+            command.args(["%r", "wait"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        // The kernel lists children in the order of their start.
+        let mut tasks = Vec::new();
+        wait_until("a task is there", || {
+            tasks = children(pid).into_iter().skip(1).collect();
+            !tasks.is_empty()
+        });
+        let killed = *tasks.last().unwrap();
+        kill(Pid::from_raw(killed.cast_signed()), Signal::SIGKILL).unwrap();
+        wait_until("each task has begun or was killed", || children(pid).len() >= 20);
+        kill(Pid::from_raw(pid.cast_signed()), Signal::SIGTERM).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let report = report(&output);
+        let instances = report["instances"].as_array().unwrap();
+        let of_killed = instances.iter().find(|instance| instance["pid"] == killed);
+        let of_killed = of_killed.unwrap_or_else(|| panic!("no instance is process {killed}: {output:?}"));
+        assert_eq!((&of_killed["signal"], &of_killed["step"]), (&9.into(), &Value::Null), "{output:?}");
+    }
+}
+
 #[test]
 fn a_task_that_ends_at_its_start_as_without_brk_gets_a_hint() {
     let Some((program, _dir)) = program(&["-static-pie"]) else { return };

@@ -97,13 +97,14 @@ impl<'a> TaskStart<'a> {
         }
     }
 
-    /// Returns the step in the start of the task that failed, and the error number. `None` if the program has begun.
+    /// Returns the step in the start of the task that failed, and the error number. `None` if the program has begun, or
+    /// if the task was killed before.
     /// Must be called after [`wait_until_unused`]. After a failure, the task ends by itself.
     pub(super) fn failure(&self) -> Option<(SpawnStep, Errno)> {
         match self.step.load(Acquire) {
-            BEGUN => None,
-            // The task was killed before its program could begin.
-            UNDECIDED => Some((SpawnStep::Exec, Errno::ESRCH)),
+            // `UNDECIDED`: the task was killed before its program could begin. Its exit status names the signal, as that
+            // of a process that is killed before execve(2).
+            BEGUN | UNDECIDED => None,
             step => Some((
                 SpawnStep::from_number(step as usize).unwrap_or(SpawnStep::Exec),
                 Errno::from_raw(self.errno.load(Relaxed)),
