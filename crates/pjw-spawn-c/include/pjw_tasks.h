@@ -116,6 +116,7 @@ static inline struct pjw_tasks_space_ *pjw_tasks_of_group_(int rank, int size) {
     size_t bytes = sizeof(struct pjw_tasks_space_) + (size_t)size * sizeof(uint32_t);
     struct pjw_tasks_space_ *space;
     struct stat status;
+    uint32_t none = 0, *pid;
     char path[128];
     void *at;
     int file, length;
@@ -142,14 +143,20 @@ static inline struct pjw_tasks_space_ *pjw_tasks_of_group_(int rank, int size) {
     space = (struct pjw_tasks_space_ *)at;
     __atomic_store_n(&space->size, (uint32_t)size, __ATOMIC_RELAXED);
     __atomic_store_n(&space->magic, PJW_TASKS_MAGIC_, __ATOMIC_RELAXED);
-    __atomic_store_n(&((uint32_t *)(space + 1))[rank], (uint32_t)getpid(), __ATOMIC_RELEASE);
+    pid = &((uint32_t *)(space + 1))[rank];
+    if (!__atomic_compare_exchange_n(pid, &none, (uint32_t)getpid(), 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+        munmap(at, bytes);
+        errno = EBUSY;
+        return NULL;
+    }
     if (__atomic_add_fetch(&space->attached, 1, __ATOMIC_ACQ_REL) == (uint32_t)size) unlink(path);
     return space;
 }
 
 /* Finds the other processes of this `pjwctl spawn`. To be called once, before the other functions, by one thread.
  * Returns 0, or -1 with errno: EINVAL without PJW_RANK and PJW_SIZE, ENOENT without PJW_GROUP (the process was not started
- * by pjwctl spawn), and the errors of open(2), ftruncate(2) and mmap(2). */
+ * by pjwctl spawn), EBUSY if another process has this rank (it has inherited the variables, or has passed them on), and the
+ * errors of open(2), ftruncate(2) and mmap(2). */
 static inline int pjw_tasks_init(void) {
     struct pjw_tasks_state_ *own = &pjw_tasks_own_;
     struct pjw_tasks_space_ *space;
@@ -157,6 +164,8 @@ static inline int pjw_tasks_init(void) {
     if (own->space != NULL && own->pid == (uint32_t)getpid()) return 0;
     if (rank < 0 || size <= rank) return pjw_tasks_fail_(EINVAL);
     space = pjw_tasks_of_variable_(rank, size);
+    /* A child of a task, or a program that a task executes, shares no address space. */
+    if (space == NULL && getenv("PJW_TASKS") != NULL) return pjw_tasks_fail_(EBUSY);
     own->shared = space != NULL;
     if (space == NULL) space = pjw_tasks_of_group_(rank, size);
     if (space == NULL) return -1;

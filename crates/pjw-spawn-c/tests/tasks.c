@@ -114,12 +114,12 @@ static void compete(int rank, int size) {
 }
 
 /* A child made by fork, and a program that it executes, are not in the address space. */
-static void check_children(const char *program) {
+static void check_child(const char *program, const char *part) {
     int status = 0;
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        execl(program, program, "child", NULL);
+        execl(program, program, part, NULL);
         _exit(99);
     }
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -169,8 +169,16 @@ int main(int argc, char **argv) {
     CHECK(pjw_tasks_find("x", NULL, 0) == NULL && errno == EINVAL);
     if (argc > 1 && strcmp(argv[1], "child") == 0) {
         /* It has the variables of its parent. It is no rank, so it does not wait for others. */
-        unsetenv("PJW_GROUP");
-        return pjw_tasks_init() == -1 && errno == ENOENT && !pjw_tasks_shared() ? 0 : 1;
+        int expected = getenv("PJW_TASKS") != NULL ? EBUSY : ENOENT;
+        if (expected == ENOENT) unsetenv("PJW_GROUP");
+        return pjw_tasks_init() == -1 && errno == expected && !pjw_tasks_shared() ? 0 : 1;
+    }
+    if (argc > 1 && strcmp(argv[1], "again") == 0) return pjw_tasks_init() == -1 && errno == EBUSY ? 0 : 1;
+    if (argc > 1 && strcmp(argv[1], "first") == 0) {
+        CHECK(pjw_tasks_init() == 0);
+        check_child(argv[0], "again");
+        CHECK(pjw_tasks_own_.space->attached == 1 && pjw_tasks_own_.pids[0] == (uint32_t)getpid());
+        return 0;
     }
     CHECK(pjw_tasks_init() == 0 && pjw_tasks_init() == 0);
     rank = pjw_tasks_rank();
@@ -181,7 +189,7 @@ int main(int argc, char **argv) {
     keep_heaps(rank);
     make_mistakes(rank);
     compete(rank, size);
-    check_children(argv[0]);
+    check_child(argv[0], "child");
     for (number = 0; number < 1000; number++) CHECK(pjw_tasks_barrier(LIMIT_MS) == 0);
     miss_a_barrier(rank, size);
     outlive(rank, size);

@@ -93,6 +93,20 @@ fn the_functions_of_the_header_work_in_one_address_space_and_in_several() {
 }
 
 #[test]
+fn a_second_program_of_an_instance_does_not_take_the_rank_of_the_first_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile("tests/tasks.c", directory.path()) else { return };
+    // The rank 1 never calls pjw_tasks_init().
+    let group = format!("{}.second_program", std::process::id());
+    let mut command = Command::new(program);
+    let status =
+        command.arg("first").env("PJW_RANK", "0").env("PJW_SIZE", "2").env("PJW_GROUP", &group).status();
+    let user = nix::unistd::Uid::effective();
+    fs::remove_file(format!("/dev/shm/pjw-tasks-{user}-{group}")).unwrap();
+    assert!(status.unwrap().success());
+}
+
+#[test]
 fn the_stencil_computes_the_same_with_pointers_and_with_memory_files() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile("examples/stencil.c", directory.path()) else { return };
