@@ -86,10 +86,10 @@ pub(crate) struct TemplateStart<'a> {
     pub(crate) trace_failure: Option<&'a AtomicI32>,
 }
 
-impl TemplateStart<'_> {
-    /// Returns whether the calling thread is to trace the process by ptrace(2).
+impl StartParameters<'_> {
+    /// Returns whether the thread that starts the process is to trace it by ptrace(2).
     fn is_traced(&self) -> bool {
-        self.trace_failure.is_some()
+        self.template.is_some_and(|template| template.trace_failure.is_some())
     }
 }
 
@@ -156,7 +156,7 @@ pub(crate) fn clone_and_exec(
     let mut shared = Shared { start, failure, own_pid, has_handlers: false };
     let mut pidfd: c_int = -1;
     // A signal stops a traced process, also before execve(2). A sleeping tracer could not let the process continue.
-    let is_traced = start.template.is_some_and(|template| template.is_traced());
+    let is_traced = start.is_traced();
     let sleep = if is_traced { 0 } else { libc::CLONE_VFORK as u64 };
     let mut arguments = CloneArguments {
         flags: libc::CLONE_VM as u64 | sleep | libc::CLONE_PIDFD as u64 | CLONE_CLEAR_SIGHAND,
@@ -329,7 +329,7 @@ extern "C" fn run_child(shared: *const ()) -> ! {
     if shared.has_handlers {
         signals::clear_handlers();
     }
-    if start.template.is_some_and(|template| template.is_traced()) {
+    if start.is_traced() {
         // SAFETY: has no precondition. The process is not traced yet.
         shared.own_pid.store(unsafe { libc::getpid() }, Relaxed);
     }
@@ -386,8 +386,7 @@ fn prepare_child(start: &StartParameters<'_>) -> Result<(), FailedStep> {
     signals::set_default_action(libc::SIGPIPE);
     // A traced process stops after execve(2) only if `SIGTRAP` is not blocked. Its later breakpoints would unblock the
     // signal anyway.
-    let is_traced = start.template.is_some_and(|template| template.is_traced());
-    let not_blocked: KernelSignals = if is_traced { 1 << (libc::SIGTRAP - 1) } else { 0 };
+    let not_blocked: KernelSignals = if start.is_traced() { 1 << (libc::SIGTRAP - 1) } else { 0 };
     let blocked_signals: KernelSignals = settings.blocked_signals & !not_blocked;
     let (set, no_old) = (&raw const blocked_signals, std::ptr::null_mut::<KernelSignals>());
     // By the system call, because sigprocmask(3) does not change the two signals that the C library uses itself.
