@@ -13,6 +13,7 @@ use pjw_tests::skipping::skip;
 use pjw_tests::waiting::wait_until;
 use serde_json::Value;
 
+use super::templates::has_templates;
 use super::{local, sorted_lines, text};
 use crate::permissions::programs_are_reachable;
 use crate::processes::is_root;
@@ -363,8 +364,7 @@ fn copy_damaged(program: &Path, copy: &Path) {
 
 #[test]
 fn a_damaged_program_is_called_damaged_and_no_other_way_to_start_it_is_advised() {
-    if !cfg!(target_arch = "x86_64") {
-        skip("templates exist for x86_64 only");
+    if !has_templates() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

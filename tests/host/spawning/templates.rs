@@ -7,10 +7,18 @@ use pjw_tests::skipping::skip;
 use super::{local, text};
 use crate::processes::is_installed;
 
+/// Whether there are templates here. If not, reports that the test is skipped.
+pub(super) fn has_templates() -> bool {
+    let has_templates = cfg!(target_arch = "x86_64");
+    if !has_templates {
+        skip("templates exist for x86_64 only");
+    }
+    has_templates
+}
+
 #[test]
 fn a_program_that_can_not_be_executed_has_the_same_exit_code_and_cause_with_each_proxy() {
-    if !cfg!(target_arch = "x86_64") {
-        skip("templates exist for x86_64 only");
+    if !has_templates() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -54,8 +62,7 @@ int main(void) { return chosen(); }
 
 #[test]
 fn a_program_with_threads_before_main_is_executed_by_auto_and_refused_by_always_with_one_line() {
-    if !cfg!(target_arch = "x86_64") {
-        skip("templates exist for x86_64 only");
+    if !has_templates() {
         return;
     }
     if !is_installed("cc") {
