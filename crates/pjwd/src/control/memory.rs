@@ -31,7 +31,7 @@ use super::query::{Query, QueryAnswer};
 use super::server::{ControlService, parse_job_id_argument};
 use super::settings::ControlSettings;
 use crate::memory::MemorySettings;
-use crate::memory::reading::{DeniedProcess, JobMemoryReading, JobProcess, ReadingError, ReadingKind};
+use crate::memory::reading::{DeniedProcess, JobMemoryReading, ProcessesToRead, ReadingError, ReadingKind};
 use crate::memory::records::{MemoryRecords, MemorySample};
 use crate::memory::turns::TurnRequester;
 use crate::view::status::PublishedStatus;
@@ -190,14 +190,14 @@ impl ControlService {
         if let Some(recent) = self.recent_reading(id, kind, requester) {
             return Ok(recent);
         }
-        let processes = self.processes_to_read(id, &since, kind).await?;
+        let job = self.processes_to_read(id, &since, kind).await?;
         let owner = self.published_job(id)?.owner;
         let wanted = Arc::new(());
         // A clone in the task keeps the reading of a user who is no administrator wanted, also without the caller.
         let clone_of_task = (!requester.is_admin).then(|| Arc::clone(&wanted));
         let reading = reader.request_reading(
             owner,
-            processes,
+            job,
             kind,
             requester.turn_requester != TurnRequester::Daemon,
             Arc::downgrade(&wanted),
@@ -220,14 +220,14 @@ impl ControlService {
         result.map_err(|error| refused(id, &error))
     }
 
-    /// Returns the processes of the job `id` that a reading of the kind `kind` reads. `since` is when the job began, as
-    /// the status shows it. Refuses the call if there is no such job.
+    /// Returns the processes of the job `id` that a reading of the kind `kind` reads, and the idle PUs of the job.
+    /// `since` is when the job began, as the status shows it. Refuses the call if there is no such job.
     async fn processes_to_read(
         &self,
         id: &JobId,
         since: &str,
         kind: ReadingKind,
-    ) -> Result<Vec<JobProcess>, CallError> {
+    ) -> Result<ProcessesToRead, CallError> {
         let is_sample = kind == ReadingKind::NodeSample;
         let query = if is_sample {
             let order = self.memory_records.borrow_mut().node_findings_mut(id, since).next_order();
@@ -236,13 +236,13 @@ impl ControlService {
             Query::MemberProcesses(id.clone())
         };
         let answer = self.query_loop(query).await?;
-        let QueryAnswer::MemberProcesses(Some(processes)) = answer else {
+        let QueryAnswer::MemberProcesses(Some(job)) = answer else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()));
         };
         if is_sample {
-            self.memory_records.borrow_mut().node_findings_mut(id, since).begin_sample(&processes);
+            self.memory_records.borrow_mut().node_findings_mut(id, since).begin_sample(&job.processes);
         }
-        Ok(processes)
+        Ok(job)
     }
 
     /// Sends `warnings`, the predicted memory shortages of jobs, to the event loop, which publishes the warnings in the

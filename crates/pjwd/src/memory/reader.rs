@@ -1,7 +1,8 @@
 //! The thread that reads the memory of jobs. It begins with the first request.
 //!
 //! A reading of many gigabytes takes seconds of CPU time. So it delays neither a cycle nor the answer to another call.
-//! The thread has a low priority, and reads one job at a time.
+//! The thread has a low priority, and reads one job at a time. It runs on the PUs that the job holds and does not use,
+//! if there are any: on the PU of the control server it would delay the answers by some tens of microseconds.
 //!
 //! To read the pages of a process, the kernel locks its memory (`mmap_lock`, fs/proc/task_mmu.c, Linux 6.18). A process
 //! that maps a file of a file system that does not respond (NFS, FUSE) holds this lock, without end. A thread that
@@ -14,15 +15,17 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid};
 use pjw_linux::proc::procfs::ProcDir;
-use pjw_linux::sys::affinity::own_thread;
+use pjw_linux::sys::affinity;
 use pjw_linux::sys::nice::set_own_nice_value_and_slice;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::reading::{
-    JobMemoryReading, JobProcess, ReadingError, ReadingKind, ReadingProgress, measure_job_memory,
+    JobMemoryReading, JobProcess, ProcessesToRead, ReadingError, ReadingKind, ReadingProgress,
+    measure_job_memory,
 };
 use super::turns::TurnQueue;
 
@@ -46,7 +49,7 @@ type Measure =
 /// A request to read the memory of the processes of a job.
 #[derive(Debug)]
 struct ReadRequest {
-    processes: Vec<JobProcess>,
+    job: ProcessesToRead,
     kind: ReadingKind,
     watches_threads: bool,
     /// The processes whose lock an earlier reading waits for.
@@ -158,10 +161,11 @@ impl Default for MemoryReader {
 }
 
 impl MemoryReader {
-    /// Requests that the background thread measures the memory use of a job by the method `kind`. `processes` are the
-    /// processes of the job, and `owner` is the user id of its owner. The returned future waits for the result. If
-    /// `watches_threads` is true, the measurement also finds threads of the job that wait for one another to map or
-    /// unmap memory ([`measure_job_memory`]).
+    /// Requests that the background thread measures the memory use of a job by the method `kind`. `job` has the
+    /// processes of the job and its idle PUs (logical CPUs). The thread then runs on these PUs, or, if there are none,
+    /// where the control server runs. `owner` is the user id of the job's owner. The returned future waits for the
+    /// result. If `watches_threads` is true, the measurement also finds threads of the job that wait for one another to
+    /// map or unmap memory ([`measure_job_memory`]).
     ///
     /// The caller must keep the `Arc` behind `wanted` for as long as the result is wanted. When the last clone of this
     /// `Arc` has been dropped, the background thread skips the request. If the thread is already reading the pages of
@@ -180,7 +184,7 @@ impl MemoryReader {
     pub fn request_reading(
         &self,
         owner: u32,
-        processes: Vec<JobProcess>,
+        job: ProcessesToRead,
         kind: ReadingKind,
         watches_threads: bool,
         wanted: Weak<()>,
@@ -189,7 +193,7 @@ impl MemoryReader {
         let blocked = self.threads.borrow_mut().blocked_pids();
         let has_room = self.threads.borrow().has_room_for(owner);
         let sent = if has_room {
-            self.send(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply })
+            self.send(ReadRequest { job, kind, watches_threads, blocked, wanted, reply })
         } else {
             Err(ReadingError::TooManyBlocked { pids: blocked })
         };
@@ -247,17 +251,28 @@ fn start_thread(measure: Measure) -> Result<(Sender<ReadRequest>, Arc<ReaderThre
 fn serve_requests(requests: &Receiver<ReadRequest>, thread: &ReaderThread, measure: Measure) {
     // Without the low priority, the readings are right too, and other programs have a little less CPU time.
     let _ = set_own_nice_value_and_slice(NICE, SLICE);
-    let tid = own_thread();
+    let tid = affinity::own_thread();
     *thread.tid.lock().unwrap_or_else(PoisonError::into_inner) = Some(tid);
-    while let Ok(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply }) = requests.recv() {
+    while let Ok(ReadRequest { job, kind, watches_threads, blocked, wanted, reply }) = requests.recv() {
         let progress = RequestProgress { wanted, blocked, thread };
         let reading = if progress.is_wanted() {
-            measure(&processes, kind, watches_threads, &progress)
+            move_to_idle_cpus(tid, &job.idle_cpus);
+            measure(&job.processes, kind, watches_threads, &progress)
         } else {
             Err(ReadingError::Abandoned)
         };
         thread.set_pid(None);
         let _ = reply.send(reading);
+    }
+}
+
+/// Binds the thread `tid` to `idle_cpus`. If this set is empty or the kernel refuses it, binds the thread to the PUs of
+/// the control server, which is the first thread of this process. If that fails too, the thread stays where it is: the
+/// reading is right in any case.
+fn move_to_idle_cpus(tid: Tid, idle_cpus: &CpuSet) {
+    let is_bound = !idle_cpus.is_empty() && affinity::set_mask(tid, idle_cpus).is_ok();
+    if !is_bound && let Ok(cpus) = affinity::get_mask(Tid(std::process::id())) {
+        let _ = affinity::set_mask(tid, &cpus);
     }
 }
 
@@ -356,7 +371,8 @@ mod tests {
         let caller = Arc::new(());
         let read = |processes: &[JobProcess]| {
             let wanted = Arc::downgrade(&caller);
-            let reading = reader.request_reading(0, processes.to_vec(), ReadingKind::Pages, false, wanted);
+            let job = ProcessesToRead { processes: processes.to_vec(), ..ProcessesToRead::default() };
+            let reading = reader.request_reading(0, job, ReadingKind::Pages, false, wanted);
             runtime.block_on(reading)
         };
         let held = LOCK.lock().unwrap();
@@ -371,5 +387,38 @@ mod tests {
         let reading = read(&[locked, readable]).unwrap();
         let is_locked = |denied: &DeniedProcess| denied.reason.contains("locked");
         assert!(!reading.denied.iter().any(is_locked), "it is read again: {:?}", reading.denied);
+    }
+
+    /// The mask of the thread at its last reading, in the test below.
+    static MASK_WHILE_READING: Mutex<Option<CpuSet>> = Mutex::new(None);
+
+    fn store_mask(
+        _: &[JobProcess],
+        _: ReadingKind,
+        _: bool,
+        _: &dyn ReadingProgress,
+    ) -> Result<JobMemoryReading, ReadingError> {
+        *MASK_WHILE_READING.lock().unwrap() = affinity::get_mask(affinity::own_thread()).ok();
+        Err(ReadingError::Abandoned)
+    }
+
+    #[test]
+    fn the_thread_runs_on_the_idle_pus_of_the_job_and_without_them_where_the_control_server_runs() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let reader = MemoryReader { measure: store_mask, ..MemoryReader::default() };
+        let caller = Arc::new(());
+        let mask_for = |idle_cpus: &CpuSet| {
+            let job = ProcessesToRead { idle_cpus: idle_cpus.clone(), ..ProcessesToRead::default() };
+            let wanted = Arc::downgrade(&caller);
+            let read = reader.request_reading(0, job, ReadingKind::Pages, false, wanted);
+            assert_eq!(runtime.block_on(read).err(), Some(ReadingError::Abandoned));
+            MASK_WHILE_READING.lock().unwrap().take().unwrap()
+        };
+        let of_first_thread = affinity::get_mask(Tid(std::process::id())).unwrap();
+        let one = CpuSet::from(of_first_thread.first().unwrap());
+        assert_eq!(mask_for(&one), one);
+        assert_eq!(mask_for(&CpuSet::new()), of_first_thread);
+        let absent: CpuSet = "8191".parse().unwrap();
+        assert_eq!(mask_for(&absent), of_first_thread, "the thread can't be bound to this PU");
     }
 }

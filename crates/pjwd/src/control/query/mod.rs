@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use pjw_core::cpuset::CpuSet;
 use pjw_core::diagnosis::remote_numa_memory::{
     HotProcessMemory, MemoryByNode, RemoteNumaMemory, can_have_remote_numa_memory, find_remote_numa_memory,
 };
@@ -15,7 +16,7 @@ use pjw_ipc::call::{DefragReply, ExplainJobReply, PlanReply};
 use pjw_ipc::report::Report;
 
 use crate::memory::node_findings::SampleOrder;
-use crate::memory::reading::JobProcess;
+use crate::memory::reading::{JobProcess, ProcessesToRead};
 
 /// A request for details that only the event loop has, such as the reasons for an affinity mask. The control server
 /// (the part of pjwd that answers clients) sends the query to the event loop. Most other requests need no query: the
@@ -31,7 +32,7 @@ pub enum Query {
         /// The maximum number of processes on the page.
         limit: usize,
     },
-    /// The processes that belong to the job with this id.
+    /// The processes that belong to the job with this id, and the PUs of the job that are idle.
     MemberProcesses(JobId),
     /// The processes of a job of whose pages a sample is taken: at most 16. The answer is a
     /// [`QueryAnswer::MemberProcesses`].
@@ -108,7 +109,7 @@ pub enum QueryAnswer {
     Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
     /// The processes that belong to a job, ascending by pid, or those to sample in their order. `None` if the requested
     /// job does not exist.
-    MemberProcesses(Option<Vec<JobProcess>>),
+    MemberProcesses(Option<ProcessesToRead>),
     /// The processes of a job with most of their memory on NUMA nodes where none of their hot threads runs, ascending
     /// by pid. A thread is hot if it runs or waits for a PU most of the time.
     RemoteNumaMemory(Vec<RemoteNumaMemory>),
@@ -224,8 +225,29 @@ pub fn members_page(
 /// [`QueryAnswer::MemberProcesses`], which contains `None` if the job does not exist.
 #[must_use]
 pub fn member_processes(state: &WardenState, id: &JobId) -> QueryAnswer {
-    let processes = || state.members_of(id).map(|member| job_process(state, member)).collect();
-    QueryAnswer::MemberProcesses(state.jobs.contains_key(id).then(processes))
+    let to_read = || ProcessesToRead {
+        processes: state.members_of(id).map(|member| job_process(state, member)).collect(),
+        idle_cpus: idle_granted_cpus(state, id),
+    };
+    QueryAnswer::MemberProcesses(state.jobs.contains_key(id).then(to_read))
+}
+
+/// Returns the online PUs of the job `id` that no hot thread of the job is bound to. Empty if the job has as many hot
+/// threads as PUs, or more: the threads that are not bound then need these PUs.
+fn idle_granted_cpus(state: &WardenState, id: &JobId) -> CpuSet {
+    let online = state.pool.online_cpus();
+    let Some(grant) = state.jobs.get(id).and_then(|job| job.online_granted_cpus(&online)) else {
+        return CpuSet::new();
+    };
+    let active = state.members.active_pids_of(id).filter_map(|pid| state.members.get(&pid));
+    let (mut idle, mut hot) = (grant.clone(), 0);
+    for thread in active.flat_map(hot_threads) {
+        hot += 1;
+        if !grant.is_subset(&thread.effective_mask) {
+            idle = idle.difference(&thread.effective_mask);
+        }
+    }
+    if hot < grant.len() { idle } else { CpuSet::new() }
 }
 
 fn job_process(state: &WardenState, member: &Member) -> JobProcess {
@@ -291,7 +313,7 @@ pub fn processes_to_sample(state: &WardenState, id: &JobId, order: &SampleOrder)
         return QueryAnswer::MemberProcesses(None);
     }
     if !can_have_remote_numa_memory(&state.topology) {
-        return QueryAnswer::MemberProcesses(Some(Vec::new()));
+        return QueryAnswer::MemberProcesses(Some(ProcessesToRead::default()));
     }
     let mut hot = hot_processes(state, id);
     hot.sort_by_key(|(threads, member)| {
@@ -299,8 +321,9 @@ pub fn processes_to_sample(state: &WardenState, id: &JobId, order: &SampleOrder)
         (!order.first.contains(&member.id), Reverse(*threads), had_its_turn, member.id)
     });
     hot.truncate(MAX_SAMPLED_PROCESSES);
-    let processes = hot.into_iter().map(|(_, member)| job_process(state, member));
-    QueryAnswer::MemberProcesses(Some(processes.collect()))
+    let processes = hot.into_iter().map(|(_, member)| job_process(state, member)).collect();
+    let idle_cpus = idle_granted_cpus(state, id);
+    QueryAnswer::MemberProcesses(Some(ProcessesToRead { processes, idle_cpus }))
 }
 
 /// Finds the processes of the job `id` with remote NUMA memory: most of the memory of such a process is on NUMA nodes

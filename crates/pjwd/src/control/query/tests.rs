@@ -6,7 +6,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{StartTime, Uid};
 use pjw_core::job::{EndCondition, Job};
 use pjw_core::state::demand::ThreadDemand;
-use pjw_core::testing::regular_topology;
+use pjw_core::testing::{pjw_grant, regular_topology};
 use pjw_core::time::UnixMillis;
 
 use super::*;
@@ -146,6 +146,28 @@ fn make_hot(state: &mut WardenState, pid: u32, count: usize) {
     state.members.replace_threads(Pid(pid), threads);
 }
 
+/// The idle PUs of the job, as the memory reader gets them.
+fn idle_cpus(state: &WardenState, job: &JobId) -> String {
+    match member_processes(state, job) {
+        QueryAnswer::MemberProcesses(Some(to_read)) => to_read.idle_cpus.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_pus_of_a_job_to_which_no_hot_thread_is_bound_are_idle_unless_there_are_as_many_hot_threads() {
+    let (mut state, id) = state(&[2, 1]);
+    assert_eq!(idle_cpus(&state, &id), "", "the job holds no PUs");
+    let mut job = state.jobs[&id].clone();
+    job.grant = Some(pjw_grant("0-1".parse().unwrap()));
+    state.jobs.insert(job);
+    assert_eq!(idle_cpus(&state, &id), "0-1", "no thread is hot");
+    make_hot(&mut state, 100_000, 1);
+    assert_eq!(idle_cpus(&state, &id), "1", "the hot thread is bound to PU 0");
+    make_hot(&mut state, 100_000, 2);
+    assert_eq!(idle_cpus(&state, &id), "", "the second hot thread is lifted to PU 1 soon");
+}
+
 /// Sets the state and the PU of the first thread of a process.
 fn set_first_thread(state: &mut WardenState, pid: u32, letter: char, last_cpu: u32) {
     let mut threads = state.members[&Pid(pid)].threads.clone();
@@ -162,7 +184,7 @@ fn process_id(number: u32) -> ProcessId {
 /// The numbers of the processes to sample.
 fn to_sample(state: &WardenState, job: &JobId, order: &SampleOrder) -> Vec<u32> {
     match processes_to_sample(state, job, order) {
-        QueryAnswer::MemberProcesses(Some(processes)) => {
+        QueryAnswer::MemberProcesses(Some(ProcessesToRead { processes, .. })) => {
             processes.iter().map(|process| process.id.pid.0 / 100_000).collect()
         }
         other => panic!("{other:?}"),

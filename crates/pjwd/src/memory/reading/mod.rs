@@ -27,7 +27,7 @@ pub use self::denied::DeniedProcess;
 use self::denied::{why_blocked, why_unreadable};
 use self::node_sample::{MAX_MAPS_BYTES, sample_nodes};
 pub use self::progress::ReadingProgress;
-pub use self::spaces::JobProcess;
+pub use self::spaces::{JobProcess, ProcessesToRead};
 use self::spaces::{LiveProcess, number_address_spaces};
 
 /// The kind of a reading (a measurement of a job's memory use): the method by which pjwd measures. An estimate from

@@ -9,6 +9,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, ProcessId};
 
 /// One process of a job, as input for [`measure_job_memory`](super::measure_job_memory): its identity, its group of
@@ -22,6 +23,17 @@ pub struct JobProcess {
     pub group: Option<u32>,
     /// The number of threads of the process, as the last scan found it.
     pub threads: usize,
+}
+
+/// The processes of a job whose memory is read, and the PUs (logical CPUs) on which the reading does not disturb the
+/// job.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ProcessesToRead {
+    /// The processes.
+    pub processes: Vec<JobProcess>,
+    /// The PUs that the job holds and does not use: no hot thread of the job needs them. A thread is hot if it runs or
+    /// waits for a PU most of the time.
+    pub idle_cpus: CpuSet,
 }
 
 impl From<ProcessId> for JobProcess {

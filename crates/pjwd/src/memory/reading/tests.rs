@@ -181,7 +181,9 @@ fn the_thread_reads_one_job_after_the_other_and_skips_requests_that_nobody_waits
         let sleeper = Sleeper::start();
         let caller = Arc::new(());
         let read = |process, wanted: Weak<()>| {
-            reader.request_reading(0, vec![JobProcess::from(process)], ReadingKind::Pages, false, wanted)
+            let processes = vec![JobProcess::from(process)];
+            let job = ProcessesToRead { processes, ..ProcessesToRead::default() };
+            reader.request_reading(0, job, ReadingKind::Pages, false, wanted)
         };
         let (nobody, one, other) = tokio::join!(
             read(sleeper.id(), Weak::new()),
