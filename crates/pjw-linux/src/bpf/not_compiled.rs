@@ -112,9 +112,10 @@ impl LentCpuMonitor {
     }
 
     /// In a build with the cargo feature `bpf`, this function returns for each lent PU how long threads of the owner
-    /// have run there. A lent PU is a PU (logical CPU) that a job, the owner, lends to another job. The time counts
-    /// since the PU was lent, or since the last call of [`LentCpuMonitor::report_again`] for the PU. In this build the
-    /// function can't be called, because no value of this type exists.
+    /// have run there, or have waited there for a thread at idle priority that preempted them. A lent PU is a PU
+    /// (logical CPU) that a job, the owner, lends to another job. The time counts since the PU was lent, or since the
+    /// last call of [`LentCpuMonitor::report_again`] for the PU. In this build the function can't be called, because no
+    /// value of this type exists.
     #[must_use]
     pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         match *self {}

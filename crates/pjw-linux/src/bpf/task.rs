@@ -37,9 +37,9 @@ pub enum TaskScope<'a> {
 pub struct OwnerRunTime {
     /// The lent PU.
     pub pu: Pu,
-    /// For how long threads of the owner have run on the PU.
+    /// For how long threads of the owner have run on the PU, or have waited for a thread at idle priority there.
     pub run_time: Duration,
-    /// Whether a thread of the owner runs on the PU now.
+    /// Whether a thread of the owner runs on the PU now, or waits for such a thread.
     pub is_running: bool,
 }
 

@@ -4,6 +4,9 @@
 // of the owner, and reports the first of them to a ring buffer. `make bpf` compiles it. src/bpf/lent/mod.rs loads it and
 // reads what it writes.
 //
+// A thread of the owner that was preempted by one at idle priority counts on while it waits: a weight of 3 (cpu.idle) gives the
+// borrower a slice of some milliseconds now and then, and the owner wants the core in this time too.
+//
 // The threads of the owner are confined to its CPUs, new ones from their first instruction on. So a thread that the kernel
 // may run on more CPUs than the owner has is one of another program. Numbers are compared, not sets: a program that is
 // bound to as few other CPUs counts as the owner's, and never an owner's thread as another's.
@@ -35,12 +38,18 @@ struct task_group {
 } KERNEL;
 
 struct task_struct {
+	unsigned int __state; // since 5.14
 	unsigned int flags;
 	unsigned int policy;
 	void *mm;
+	int pid;
 	int tgid;
 	int nr_cpus_allowed;
 	struct task_group *sched_task_group;
+} KERNEL;
+
+struct task_struct___before_5_14 {
+	long state;
 } KERNEL;
 
 enum {
@@ -60,10 +69,11 @@ struct orders {
 // Written by this program only, at most once at a time on each CPU.
 struct seen {
 	u64 armed_at; // the arming to which the rest belongs
-	u64 started; // since when a thread runs that counts; 0 if none does
-	u64 ran; // ns that such threads ran before `started`
+	u64 started; // since when a thread runs that counts, or waits for one at idle priority; 0 if none does
+	u64 ran; // ns that such threads ran, or waited so, before `started`
 	u64 reported; // whether the ring buffer has the CPU
 	u64 knows_idle; // whether this kernel has cpu.idle
+	u64 waits; // whether the thread of `started` waits for one at idle priority
 };
 
 struct {
@@ -127,12 +137,19 @@ static __attribute__((always_inline)) int may_be_owners(struct task_struct *task
 	return !owner_cpus || task->flags & PF_IO_WORKER || (u32)task->nr_cpus_allowed <= owner_cpus;
 }
 
-// Whether a thread is one of a process that does not belong to the daemon, not at idle priority, and may be one of the owner.
-// The idle tasks of the CPUs are kernel threads.
-static __attribute__((always_inline)) int counts(struct task_struct *task, u64 warden, u64 owner_cpus)
+// Whether a thread is one of a process that does not belong to the daemon, and may be one of the owner if it is not at idle
+// priority. The idle tasks of the CPUs are kernel threads.
+static __attribute__((always_inline)) int is_candidate(struct task_struct *task, u64 warden, u64 owner_cpus)
 {
-	return !(task->flags & PF_KTHREAD) && task->mm && (u32)task->tgid != warden && may_be_owners(task, owner_cpus) &&
-	       !is_idle(task);
+	return !(task->flags & PF_KTHREAD) && task->mm && (u32)task->tgid != warden && may_be_owners(task, owner_cpus);
+}
+
+// Whether a thread that is switched off could run on.
+static __attribute__((always_inline)) int is_runnable(struct task_struct *task)
+{
+	if (HAS(task->__state))
+		return task->__state == 0;
+	return ((struct task_struct___before_5_14 *)task)->state == 0;
 }
 
 // TP_PROTO(bool preempt, struct task_struct *prev, struct task_struct *next, …)
@@ -160,20 +177,26 @@ int switched(u64 *context)
 		seen->armed_at = armed_at;
 		seen->ran = 0;
 		seen->reported = 0;
+		seen->waits = 0;
 		seen->knows_idle = HAS(((struct task_group *)0)->idle);
 		// Such a thread may have run since before the CPU was armed.
-		seen->started = counts(prev, orders->warden, owner_cpus) ? armed_at : 0;
+		seen->started = is_candidate(prev, orders->warden, owner_cpus) && !is_idle(prev) ? armed_at : 0;
 	}
 	int is_heard = seen->started != 0;
+	int is_next_idle = is_idle(next);
+	int next_counts = is_candidate(next, orders->warden, owner_cpus) && !is_next_idle;
 
-	if (seen->started) {
-		if (now > seen->started)
+	// The idle task of the CPU runs only if no thread waits, so the thread has left the CPU. A kernel thread in between changes
+	// nothing.
+	if (seen->started && !next_counts && next->pid &&
+	    (seen->waits || (is_next_idle && (context[0] || is_runnable(prev))))) {
+		seen->waits = 1;
+	} else {
+		if (seen->started && now > seen->started)
 			seen->ran += now - seen->started;
-		seen->started = 0;
-	}
-	if (counts(next, orders->warden, owner_cpus)) {
-		seen->started = now;
-		is_heard = 1;
+		seen->started = next_counts ? now : 0;
+		seen->waits = 0;
+		is_heard |= next_counts;
 	}
 	// The record wakes up the reader.
 	if (is_heard && !seen->reported && bpf_ringbuf_output(&HEARD, &cpu, sizeof(cpu), 0) == 0)

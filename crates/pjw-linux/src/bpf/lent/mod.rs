@@ -35,11 +35,12 @@ const CHECK_SLEEP: Duration = Duration::from_micros(100);
 /// of `CLOCK_MONOTONIC`. The values are, by index:
 ///
 /// - 0: The time from which the run time of the owner counts. The other values belong to this time.
-/// - 1: Since when a thread of the owner runs. 0 if none runs.
-/// - 2: How long threads of the owner ran before, in ns.
+/// - 1: Since when a thread of the owner runs, or waits for a thread at idle priority. 0 if none does.
+/// - 2: How long threads of the owner ran, or waited so, before, in ns.
 /// - 3: 1 if the program has reported the PU, otherwise 0.
 /// - 4: 1 if the kernel has idle priority of cgroups (`cpu.idle`), otherwise 0.
-type Measurement = [u64; 5];
+/// - 5: 1 if the thread of the owner waits, otherwise 0.
+type Measurement = [u64; 6];
 
 /// A BPF program in the kernel that watches the lent PUs. A lent PU is a PU (logical CPU) that a job, the owner,
 /// lends to another job, the borrower. The program reports a lent PU when a thread of the owner has run on this PU.
@@ -50,6 +51,9 @@ type Measurement = [u64; 5];
 /// - A thread whose affinity mask has more PUs than the owner has: this thread belongs to another program. But an
 ///   io_uring worker thread always counts, because the kernel may give it a mask of all PUs.
 /// - A kernel thread, and a thread of this process.
+///
+/// A thread of the owner that was preempted by a thread at idle priority counts as running until it runs again: the
+/// kernel gives such a thread a slice of some milliseconds now and then, and the owner wants the PU in this time too.
 ///
 /// The program reports each lent PU once, and once more after each call of [`LentCpuMonitor::report_again`] for the
 /// PU. While PUs are lent, the program runs at each context switch on any PU. Dropping this value removes the program
@@ -210,8 +214,9 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns for each lent PU how long threads of the owner have run there. A lent PU is a PU (logical CPU) that a
-    /// job, the owner, lends to another job. [`LentCpuMonitor`] says which threads count as the owner's. The time
+    /// Returns for each lent PU how long threads of the owner have run there, or have waited there for a thread at idle
+    /// priority that preempted them. A lent PU is a PU (logical CPU) that a job, the owner, lends to another job.
+    /// [`LentCpuMonitor`] says which threads count as the owner's. The time
     /// counts since the PU was lent, or since the last call of [`LentCpuMonitor::report_again`] for the PU. The list is
     /// empty if the kernel refuses to read the BPF map of the program.
     #[must_use]

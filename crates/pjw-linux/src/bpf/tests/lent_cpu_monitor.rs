@@ -271,6 +271,25 @@ fn a_borrower_in_a_cgroup_at_idle_priority_is_not_counted_and_another_one_is() {
     assert_uncounted(window);
 }
 
+#[test]
+fn an_owner_that_waits_for_a_borrower_counts_as_one_that_runs() {
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
+    let Some(favoured) = Favoured::new("waits") else { return };
+    favoured.below.write_file("cpu.idle", "1").unwrap();
+    let owner = Shell::start(pu, "while :; do :; done");
+    let owner_time = || process_cpu_time(Pid(owner.0.id())).unwrap();
+    let is_most = |part: Duration, all: Duration| part > all * 3 / 4;
+    // The cgroup of the borrower gets nearly all of the PU, and the owner is runnable all the time.
+    let mut window = || {
+        let before = owner_time();
+        let [ran, counted, passed] = window_of_borrower(&mut monitor, pu, &favoured, libc::SCHED_OTHER);
+        [owner_time() - before, ran, counted, passed]
+    };
+    assert_most("the waiting time of the owner is counted", &mut window, |[own, _, counted, passed]| {
+        !is_most(*own, *passed) && is_most(*counted, *passed)
+    });
+}
+
 /// One spinning process for each PU of this process, each allowed on all of them. So one runs on the PU that is lent.
 fn unconfined_spinners(pus: &CpuSet) -> Vec<Shell> {
     let start = |_| Shell(shell_that_ends_with_its_thread("while :; do :; done").spawn().unwrap());
