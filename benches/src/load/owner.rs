@@ -186,12 +186,16 @@ impl BorrowerThread {
         Ok(mask.intersects(cpus))
     }
 
-    /// Whether the PU on which the thread is queued, or ran last, is in `cpus` (field 39 of `/proc/PID/stat`).
+    /// Whether the thread runs on a PU in `cpus`, or waits in the queue of this PU (fields 3 and 39 of
+    /// `/proc/PID/stat`). A thread that sleeps is on no PU: the kernel shows the one on which it ran last, and wakes it
+    /// up on a PU of its new mask.
     fn is_on(&self, cpus: &CpuSet) -> anyhow::Result<bool> {
         let stat = fs::read_to_string(&self.stat).context("the borrower has ended")?;
         let after_name = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-        let pu = after_name.split_ascii_whitespace().nth(36).and_then(|field| field.parse().ok());
-        Ok(cpus.contains(Pu(pu.context("the kernel shows no PU of a thread")?)))
+        let mut fields = after_name.split_ascii_whitespace();
+        let is_runnable = fields.next() == Some("R");
+        let pu = fields.nth(35).and_then(|field| field.parse().ok());
+        Ok(is_runnable && cpus.contains(Pu(pu.context("the kernel shows no PU of a thread")?)))
     }
 }
 
