@@ -213,7 +213,11 @@ impl Bench {
     ) -> anyhow::Result<ReactionTimes> {
         let forker = Forker::start(worker_start, count_and_pause, mask, worker, &self.interrupt)?;
         if let Some(warden) = warden {
-            warden.assign("reaction", mask, &[forker.pid()])?;
+            match worker_start {
+                // Without a rule for NUMA nodes, the only hot thread of a job is not pinned.
+                WorkerStart::OnPin => warden.assign_within("reaction", mask, &[forker.pid()], "rr")?,
+                _ => warden.assign("reaction", mask, &[forker.pid()])?,
+            }
         }
         forker.wait_for_times(&self.interrupt)
     }

@@ -239,6 +239,17 @@ impl PrivateWarden {
         Ok(self.call::<Value>("Assign", &request).map(drop)?)
     }
 
+    /// As [`PrivateDaemon::assign`], and gives the job the rule `rule` for the NUMA nodes of its processes
+    /// (`--within-job`), such as `rr`. In a job with such a rule, pjwd also pins the only hot thread (a thread that runs
+    /// most of the time).
+    ///
+    /// # Errors
+    /// If the daemon does not answer, or refuses the request.
+    pub fn assign_within(&self, job: &str, cpus: &CpuSet, pids: &[u32], rule: &str) -> anyhow::Result<()> {
+        let request = json!({ "job": job, "cpus": cpus.to_string(), "pids": pids, "within_job": rule });
+        Ok(self.call::<Value>("Assign", &request).map(drop)?)
+    }
+
     /// Makes the private pjwd grant `cores` cores to the job `job`, and add the processes `pids` to the job. Returns
     /// when the processes are confined to these cores.
     ///

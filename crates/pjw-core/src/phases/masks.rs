@@ -343,6 +343,9 @@ fn lift_all_bindings(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
 /// `plans` has its threads.
 ///
 /// - Only hot threads (threads that run or wait for a PU most of the time) are pinned.
+/// - The only hot thread of a job is not pinned: no other thread takes its PU, and a program may count the CPUs of its
+///   mask after a serial phase, to start as many threads. Except: the job lends PUs, or its user chose a rule for NUMA
+///   nodes.
 /// - In an isolated partition (a cpuset in which the kernel does not balance load), all threads in the cpuset are
 ///   pinned instead.
 /// - Threads of a borrower (a job that runs on free and lent cores) are not pinned, because its PUs change often.
@@ -364,6 +367,10 @@ fn choose_pins_of_job(
     let mut candidates: Vec<&ThreadPlan<'_>> = plans.iter().filter(is_candidate).collect();
     candidates.sort_by_key(|plan| !plan.thread.demand.is_hot);
     let kept = grant.difference(&draft.state.pool.lent_cpus());
+    let may_run_anywhere = kept == *grant && !nodes.has_rule() && !has_isolated_partition;
+    if candidates.len() < 2 && may_run_anywhere {
+        return BTreeMap::new();
+    }
     // With fewer of these PUs than candidates, some threads would wait while the borrower runs.
     let kept = if kept.len() < candidates.len() { grant } else { &kept };
     let input = |plan: &ThreadPlan<'_>| {

@@ -73,8 +73,9 @@ fn a_pin_and_a_translated_mask_are_explained_with_cpus() {
     assert!(reason.ends_with(&expected), "{reason}");
 
     let mut machine = with_a_job();
+    machine.clone_thread(7, 8);
     for _ in 0..8 {
-        machine.run(&[7]);
+        machine.run(&[7, 8]);
         machine.settle();
     }
     let pinned = machine.effective_mask(7, 7);

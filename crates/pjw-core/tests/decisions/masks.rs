@@ -209,16 +209,34 @@ fn hot_threads_are_pinned_and_cold_threads_float() {
         m.run(&[12]);
         m.settle();
     }
-    assert_eq!([m.effective_mask(10, 11), m.effective_mask(10, 12)], ["0-3", "1"]);
+    assert_eq!([m.effective_mask(10, 11), m.effective_mask(10, 12)], ["0-3", "0-3"]);
+}
+
+#[test]
+fn the_only_hot_thread_of_a_job_floats_so_that_its_program_counts_all_cpus_of_the_job() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 4, &[10]).unwrap();
+    for _ in 0..8 {
+        m.run(&[10]);
+        assert!(m.settle().is_empty(), "a serial phase changes no mask");
+    }
+    m.clone_thread(10, 11);
+    for _ in 0..3 {
+        m.run(&[10, 11]);
+        m.settle();
+    }
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["0", "1"]);
 }
 
 #[test]
 fn the_child_of_a_pinned_thread_floats() {
     let mut m = machine();
     m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
     m.assign("a", 4, &[10]).unwrap();
     for _ in 0..3 {
-        m.run(&[10]);
+        m.run(&[10, 11]);
         m.settle();
     }
     assert_eq!(m.effective_mask(10, 10), "0");

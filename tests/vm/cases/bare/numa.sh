@@ -81,13 +81,13 @@ tasks_are_on_one_node() {
     count_tasks "$1"
     [ "$node0 $node1" = "4 0" ] || [ "$node0 $node1" = "0 4" ]
 }
-is_pinned() { [ "$(field "$1" pinned)" = "$2" ]; }
+has_hot() { [ "$(field "$1" hot)" = "$2" ]; }
 # Another process of the job computes, so one of the nodes has only three idle cores.
 rm -f /tmp/begin
 pjwctl run --cores 8 --job together -- sh -c "sh -c '$busy' & until [ -e /tmp/begin ]; do sleep 1; done; busy-tasks" &
 started=$!
 eventually "the job of the tasks holds all cores" holds manual:together
-eventually "the other process is pinned" is_pinned manual:together 1
+eventually "the other process is hot" has_hot manual:together 1
 : >/tmp/begin
 eventually "four tasks in one address space are pinned on one node" tasks_are_on_one_node $started
 
