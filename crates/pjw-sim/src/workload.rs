@@ -6,8 +6,8 @@ use pjw_core::ids::{Pid, Tid, Uid};
 use crate::seed::RandomStream;
 use crate::world::{SimMachine, SimProcess};
 
-/// The users of the machine.
-const USERS: [Uid; 3] = [Uid(1001), Uid(1002), Uid(1003)];
+/// The ids of the users of the simulated machine, except root.
+pub const USERS: [Uid; 3] = [Uid(1001), Uid(1002), Uid(1003)];
 /// The largest number of processes. More processes make a run slow without testing more.
 const MAX_PROCESSES: usize = 60;
 

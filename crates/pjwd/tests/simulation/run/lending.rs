@@ -13,10 +13,11 @@ use pjw_core::command::{AssignCommand, Command, ProvisionCommand};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{CpusetHierarchy, IdlePrioritySupport};
 use pjw_core::ids::{Pid, ProcessId, Tid};
-use pjw_core::job::{JobId, PriorityClass, Provision};
+use pjw_core::job::{JobId, PriorityClass, Provision, ProvisionRule};
 use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
 use pjw_core::time::Nanos;
 use pjw_sim::seed::RandomStream;
+use pjw_sim::workload::USERS;
 use pjw_sim::world::{SimProcess, TimeObserver};
 use pjwd::run::owner_samples::OwnerCpuSampler;
 use pjwd::run::triggers::DueScans;
@@ -485,7 +486,13 @@ impl Run {
             (0, _) => Command::Provision(ProvisionCommand {
                 job: assign.job,
                 cores: random.random_below(4),
-                provision: Provision { rule: None, from_config: false },
+                provision: Provision {
+                    rule: random.random_bool(500).then(|| ProvisionRule {
+                        user: random.random_element(&USERS).copied(),
+                        ..ProvisionRule::default()
+                    }),
+                    from_config: false,
+                },
                 caller: ROOT,
             }),
             (1..=2, Some(job)) => {
