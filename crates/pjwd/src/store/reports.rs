@@ -23,7 +23,7 @@ use crate::host::inode::is_file_at_path;
 /// The name of the file with the reports of ended jobs, in the state directory of pjwd.
 pub const REPORTS_FILE_NAME: &str = "reports.jsonl";
 /// The file is written again before it grows beyond this many bytes.
-const MAX_FILE_BYTES: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 4 << 20;
 /// The reports that are kept have at most this many bytes, so that the file has room for more after it is written
 /// again.
 const MAX_KEPT_BYTES: u64 = MAX_FILE_BYTES / 4 * 3;
@@ -31,7 +31,7 @@ const MAX_KEPT_BYTES: u64 = MAX_FILE_BYTES / 4 * 3;
 const MAX_READ_BYTES: u64 = 8 << 20;
 
 /// The reports of the jobs that have ended, in memory and in a file in the state directory of pjwd. The store keeps
-/// at most a configured number of reports, and at most 768 KiB. The oldest reports are dropped first.
+/// at most a configured number of reports, and at most 3 MiB. The oldest reports are dropped first.
 #[derive(Debug)]
 pub struct ReportStore {
     dir: PathBuf,

@@ -24,12 +24,18 @@ pub fn jobstats_line(report: &Report, host_name: &str, total_memory_bytes: u64) 
     let node = json!({
         "cpus": ((mean_pus_over_run(report) + 500) / 1000).max(u64::from(report.cores > 0)),
         "total_time": report.cpu_s,
-        "used_memory": report.memory_peak.unwrap_or(0),
+        "used_memory": exact_memory_peak(report).unwrap_or(0),
         "total_memory": report.memory_limit.unwrap_or(total_memory_bytes),
     });
     let short_name = host_name.split('.').next().unwrap_or(host_name);
     let summary = json!({ "gpus": 0, "nodes": { short_name: node }, "total_time": report.wall_s.0 / 1000 });
     format!("JS1:{}\n", base64(&gzip(summary.to_string().as_bytes())))
+}
+
+/// Returns the largest memory use of the job. `None` if it is unknown, or if it is a sum of resident sizes: this sum
+/// counts a page once for each process that shares it, so it can be many times the memory of the job.
+fn exact_memory_peak(report: &Report) -> Option<u64> {
+    report.memory_peak.filter(|_| report.memory_peak_source.as_deref() != Some("rss"))
 }
 
 /// Returns the mean number of PUs (logical CPUs) that the job held over its whole run time, in thousandths. A reader
@@ -136,6 +142,9 @@ mod tests {
         assert_eq!(summary(&report), json!({ "gpus": 0, "nodes": { "n1": node }, "total_time": 61 }));
         let waited = Report { without_cores_s: Thousandths(30_950), ..report.clone() };
         assert_eq!(summary(&waited)["nodes"]["n1"]["cpus"], 2, "four for half of the time");
+        let source = |name: &str| Report { memory_peak_source: Some(name.into()), ..report.clone() };
+        let used = |report| summary(&report)["nodes"]["n1"]["used_memory"].clone();
+        assert_eq!(["cgroup", "smaps", "rss"].map(|name| used(source(name))), [4096, 4096, 0]);
         let limited = Report { memory_limit: Some(8192), ..report };
         assert_eq!(summary(&limited)["nodes"]["n1"]["total_memory"], 8192);
     }

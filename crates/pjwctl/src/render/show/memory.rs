@@ -80,7 +80,10 @@ fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
     let nodes = sorted_nodes(memory.by_node.keys()).into_iter();
     let nodes: Vec<String> =
         nodes.map(|node| format!("node {node} {}", bytes(memory.by_node[node]))).collect();
-    let nodes = (!nodes.is_empty()).then(|| format!("by NUMA node (RSS): {}", nodes.join(", ")));
+    let nodes = match nodes.as_slice() {
+        [] => (!is_estimate).then(|| "the memory on each NUMA node: add --nodes".to_owned()),
+        nodes => Some(format!("by NUMA node (RSS): {}", nodes.join(", "))),
+    };
     let gone = (memory.gone > 0)
         .then(|| format!("{} ended meanwhile", count_with_noun(memory.gone, "process", "processes")));
     let cost = format!("read in {} ms of CPU time", memory.cost_us.div_ceil(1000));
@@ -327,6 +330,7 @@ mod tests {
             (USS); 3 processes with 1.3 GiB in all (RSS), of which 91.1% is shared
           page tables 3.0 MiB, swapped out 0 B, at most 1.5 GiB so far; 5.0 GiB is left
             for it
+          the memory on each NUMA node: add --nodes
           1 process ended meanwhile
           read in 20 ms of CPU time
                pid         RSS         PSS         USS  shared        swap  page tables

@@ -120,6 +120,21 @@ fn the_oldest_reports_are_dropped_by_number_and_by_size() {
 }
 
 #[test]
+fn as_many_full_reports_are_kept_as_the_default_of_report_keep_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = crate::config::Settings::default().report_keep;
+    let mut store = open(dir.path(), keep);
+    let level = UseLevel { cpus: 1000, seconds: Thousandths(100_000_000) };
+    for number in 0..keep {
+        let id = format!("slurm:{number:07}");
+        let advice = vec!["of 16 cores 3.1 were used: ask for --cpus-per-task=4 in the job".to_owned(); 4];
+        store.add(Report { id, use_levels: vec![level.clone(); 20], advice, ..full_report() });
+    }
+    drop(store);
+    assert_eq!(open(dir.path(), keep).reports(None, None).len(), keep as usize);
+}
+
+#[test]
 fn lines_that_are_no_reports_are_skipped_and_named() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path(), 10);
