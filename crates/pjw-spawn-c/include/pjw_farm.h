@@ -111,6 +111,10 @@ int pjw_farm_get_progress(const pjw_farm_t *farm, pjw_farm_progress_t *progress)
 /* Writes the ids of at most `count` processes of workers that run now into `pids`. Returns how many run, or -1 with errno. */
 int pjw_farm_workers(const pjw_farm_t *farm, pid_t *pids, unsigned int count);
 
+/* Return the process id of the reader or the writer, 0 if the farm has none or it has ended, or -1 with errno. */
+pid_t pjw_farm_reader(const pjw_farm_t *farm);
+pid_t pjw_farm_writer(const pjw_farm_t *farm);
+
 /* Kills the processes of the farm that still run, and frees it. NULL is allowed. */
 void pjw_farm_end(pjw_farm_t *farm);
 

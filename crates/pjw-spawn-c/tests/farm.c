@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define CHECK(condition)                                                                                               \
@@ -23,6 +24,13 @@ struct data {
     int common[ITEMS];
     char directory[64];
     int output;
+    struct io_pids *io_pids;
+};
+
+/* The process ids that the reader and the writer tell the master, in memory that they share with it. */
+struct io_pids {
+    pid_t reader;
+    pid_t writer;
 };
 
 static pjw_farm_options_t options_of(struct data *data, int (*work)(void *, const pjw_farm_item_t *, pjw_farm_bytes_t *)) {
@@ -50,6 +58,7 @@ static void results_come_in_order(struct data *data) {
     CHECK(farm);
     pid_t pids[2];
     CHECK(pjw_farm_workers(farm, pids, 2) == 2 && pids[0] > 0 && pids[1] > 0);
+    CHECK(pjw_farm_reader(farm) == 0 && pjw_farm_writer(farm) == 0);
     for (int at = 0; at < ITEMS; at++) {
         pjw_farm_result_t result;
         CHECK(pjw_farm_next(farm, &result, -1) == 1);
@@ -120,7 +129,7 @@ static void each_outcome_is_reported(struct data *data) {
 }
 
 static int read_number(void *data, uint64_t number, pjw_farm_bytes_t *item) {
-    (void)data;
+    ((struct data *)data)->io_pids->reader = getpid();
     if (number == ITEMS)
         return 0;
     CHECK(pjw_farm_append(item, &number, sizeof number) == 0);
@@ -139,6 +148,7 @@ static int add_one(void *data, const pjw_farm_item_t *item, pjw_farm_bytes_t *re
 
 static int write_number(void *data, const pjw_farm_result_t *result) {
     off_t at = (off_t)(result->number * sizeof(uint64_t));
+    ((struct data *)data)->io_pids->writer = getpid();
     return pwrite(((struct data *)data)->output, result->bytes, result->size, at) == (ssize_t)result->size ? 0 : errno;
 }
 
@@ -173,6 +183,8 @@ static void a_reader_and_a_writer_do_input_and_output(struct data *data) {
     options.ring_bytes = options.input_bytes = 4096;
     pjw_farm_t *farm = pjw_farm_start(&options);
     CHECK(farm);
+    pid_t reader = pjw_farm_reader(farm), writer = pjw_farm_writer(farm);
+    CHECK(reader > 0 && writer > 0 && reader != writer);
     pjw_farm_result_t result;
     int count = 0, next;
     while ((next = pjw_farm_next(farm, &result, 60000)) == 1) {
@@ -180,6 +192,8 @@ static void a_reader_and_a_writer_do_input_and_output(struct data *data) {
         count++;
     }
     CHECK(next == 0 && count == ITEMS);
+    CHECK(data->io_pids->reader == reader && data->io_pids->writer == writer);
+    CHECK(pjw_farm_reader(farm) == 0 && pjw_farm_writer(farm) == 0);
     pjw_farm_end(farm);
     for (uint64_t at = 0; at < ITEMS; at++) {
         uint64_t number;
@@ -246,6 +260,8 @@ static void wrong_calls_are_refused(struct data *data) {
     CHECK(pjw_farm_next(NULL, &result, 0) == -1 && errno == EINVAL);
     CHECK(pjw_farm_get_progress(NULL, NULL) == -1 && errno == EINVAL);
     CHECK(pjw_farm_workers(NULL, NULL, 0) == -1 && errno == EINVAL);
+    CHECK(pjw_farm_reader(NULL) == -1 && errno == EINVAL);
+    CHECK(pjw_farm_writer(NULL) == -1 && errno == EINVAL);
     CHECK(pjw_farm_append(NULL, "a", 1) == -1 && errno == EINVAL);
     pjw_farm_end(NULL);
     pjw_farm_t *farm = pjw_farm_start(&good);
@@ -262,6 +278,8 @@ int main(void) {
     static struct data data;
     for (int at = 0; at < ITEMS; at++)
         data.common[at] = at - 100;
+    data.io_pids = mmap(NULL, sizeof *data.io_pids, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(data.io_pids != MAP_FAILED);
     strcpy(data.directory, "/tmp/pjw-farm-XXXXXX");
     CHECK(mkdtemp(data.directory));
     results_come_in_order(&data);

@@ -24,6 +24,7 @@ def results_come_in_order():
     common = [number * number for number in range(500)]
     with pjw_farm.Farm(lambda item: b"%d" % common[item.number], 500, workers=3, in_order=True, chunk=4) as farm:
         assert len(farm.workers()) == 3
+        assert farm.reader() is None and farm.writer() is None
         results = list(farm)
         assert [result.number for result in results] == list(range(500))
         assert all(result.outcome == pjw_farm.DONE for result in results)
@@ -91,6 +92,28 @@ def a_reader_and_a_writer_do_input_and_output():
             assert farm.progress().total == 99
         text = os.pread(output.fileno(), 1000, 0)
         assert text == b"".join(b"A%02dZ" % number for number in range(99)), text
+
+
+def the_process_ids_of_the_reader_and_the_writer_are_known_while_they_run():
+    with tempfile.TemporaryFile() as output:
+        def write(result):
+            os.pwrite(output.fileno(), b"%d %s\n" % (os.getpid(), result.bytes), 0)
+
+        def read(number):
+            return b"%d" % os.getpid() if number == 0 else None
+
+        with pjw_farm.Farm(lambda item: item.bytes, read=read, write=write, workers=1) as farm:
+            writer, reader = farm.writer(), farm.reader()
+            assert len(list(farm)) == 1
+            assert farm.reader() is None and farm.writer() is None
+        assert os.pread(output.fileno(), 100, 0) == b"%d %d\n" % (writer, reader), (writer, reader)
+    for call in (farm.reader, farm.writer):
+        try:
+            call()
+        except pjw_farm.FarmError as error:
+            assert error.errno == errno.EINVAL, error
+        else:
+            raise AssertionError("a farm that has ended is no error")
 
 
 def map_computes_values_and_raises_for_what_fails():
@@ -290,6 +313,7 @@ if __name__ == "__main__":
     workers_that_are_killed_lose_nothing()
     each_outcome_is_reported()
     a_reader_and_a_writer_do_input_and_output()
+    the_process_ids_of_the_reader_and_the_writer_are_known_while_they_run()
     map_computes_values_and_raises_for_what_fails()
     each_worker_calls_the_functions_at_its_start_and_end()
     wrong_calls_are_refused()

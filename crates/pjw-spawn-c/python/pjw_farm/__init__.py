@@ -152,6 +152,8 @@ def _library():
         library.pjw_farm_next.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Result), ctypes.c_int]
         library.pjw_farm_get_progress.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Progress)]
         library.pjw_farm_workers.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int), ctypes.c_uint]
+        library.pjw_farm_reader.argtypes = [ctypes.c_void_p]
+        library.pjw_farm_writer.argtypes = [ctypes.c_void_p]
         library.pjw_farm_append.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
         library.pjw_farm_end.argtypes = [ctypes.c_void_p]
         library.pjw_farm_end.restype = None
@@ -163,6 +165,12 @@ def _library():
 def _failure():
     number = ctypes.get_errno()
     return FarmError(number, _library().pjw_farm_error().decode(errors="replace"))
+
+
+def _pid(found):
+    if found < 0:
+        raise _failure()
+    return found or None
 
 
 def _append(to, data):
@@ -331,6 +339,14 @@ class Farm:
         pids = (ctypes.c_int * count)()
         count = min(count, _library().pjw_farm_workers(self._farm, pids, count))
         return list(pids[:count])
+
+    def reader(self):
+        """Returns the process id of the reader, or None if the farm has no reader or it has ended."""
+        return _pid(_library().pjw_farm_reader(self._farm))
+
+    def writer(self):
+        """Returns the process id of the writer, or None if the farm has no writer or it has ended."""
+        return _pid(_library().pjw_farm_writer(self._farm))
 
     def end(self):
         """Kills the processes of the farm that still run, and frees its memory."""

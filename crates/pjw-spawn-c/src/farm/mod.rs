@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use libc::pid_t;
 use nix::errno::Errno;
+use pjw_core::ids::Pid;
 use spawn::farm::{FarmError, ItemResult, NextResult, RunningFarm};
 
 use crate::failure::{self, Failure, to_c_result};
@@ -194,9 +195,39 @@ pub unsafe extern "C" fn pjw_farm_workers(farm: *const PjwFarm, pids: *mut pid_t
         let worker_pids = farm.running.worker_pids();
         for (index, pid) in worker_pids.iter().enumerate().take(count as usize) {
             // SAFETY: the caller guarantees memory for `count` values.
-            unsafe { pids.add(index).write(pid.0.cast_signed()) };
+            unsafe { pids.add(index).write(to_c_pid(Some(*pid))) };
         }
         Ok(c_int::try_from(worker_pids.len()).unwrap_or(c_int::MAX))
+    })
+}
+
+/// Returns the process id of the farm's reader process, which reads the items. Returns 0 if the farm has no reader, or
+/// if the reader has ended because it has read all items. A reader that has died counts until the farm has noticed its
+/// death. Returns -1 with `EINVAL` if `farm` is NULL.
+///
+/// # Safety
+/// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjw_farm_reader(farm: *const PjwFarm) -> pid_t {
+    to_c_result(|| {
+        // SAFETY: the caller guarantees NULL or a farm.
+        let farm = unsafe { farm.as_ref() }.ok_or_else(farm_is_null)?;
+        Ok(to_c_pid(farm.running.reader_pid()))
+    })
+}
+
+/// Returns the process id of the farm's writer process, which writes the results. Returns 0 if the farm has no writer,
+/// or if the writer has ended because it has written all results. A writer that has died counts until the farm has
+/// noticed its death. Returns -1 with `EINVAL` if `farm` is NULL.
+///
+/// # Safety
+/// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjw_farm_writer(farm: *const PjwFarm) -> pid_t {
+    to_c_result(|| {
+        // SAFETY: the caller guarantees NULL or a farm.
+        let farm = unsafe { farm.as_ref() }.ok_or_else(farm_is_null)?;
+        Ok(to_c_pid(farm.running.writer_pid()))
     })
 }
 
@@ -218,6 +249,11 @@ pub unsafe extern "C" fn pjw_farm_end(farm: *mut PjwFarm) {
 #[unsafe(no_mangle)]
 pub extern "C" fn pjw_farm_error() -> *const c_char {
     failure::last_failure_message()
+}
+
+/// Returns the process id for a C program. 0 if there is no process.
+fn to_c_pid(pid: Option<Pid>) -> pid_t {
+    pid.map_or(0, |pid| pid.0.cast_signed())
 }
 
 fn farm_is_null() -> Failure {
