@@ -73,7 +73,7 @@ fn the_example_of_a_farm_prints_the_squares_in_order() {
 fn run_c_program(source: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("program");
-    compile("pjw_spawn", Path::new(env!("CARGO_MANIFEST_DIR")), source, &[], &program);
+    compile("pjw_spawn", Path::new(env!("CARGO_MANIFEST_DIR")), source, &["-pthread"], &program);
     let output = Command::new(&program).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pjw_farm.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -243,6 +244,36 @@ static void refused(pjw_farm_options_t options, int error, const char *text) {
     CHECK(strstr(pjw_farm_error(), text));
 }
 
+static void *wait_for_end_of_file(void *descriptor) {
+    char byte;
+    while (read(*(int *)descriptor, &byte, 1) == -1 && errno == EINTR)
+        ;
+    return NULL;
+}
+
+static void threads_are_refused_unless_they_are_allowed(struct data *data) {
+    int ends[2];
+    pthread_t thread;
+    CHECK(pipe(ends) == 0);
+    CHECK(pthread_create(&thread, NULL, wait_for_end_of_file, &ends[0]) == 0);
+    pjw_farm_options_t options = options_of(data, square);
+    refused(options, EBUSY, "2 threads");
+    options.flags = PJW_FARM_ALLOW_THREADS;
+    pjw_farm_t *farm = pjw_farm_start(&options);
+    CHECK(farm);
+    pjw_farm_result_t result;
+    int count = 0, next;
+    while ((next = pjw_farm_next(farm, &result, -1)) == 1) {
+        CHECK(result.outcome == PJW_FARM_DONE);
+        count++;
+    }
+    CHECK(next == 0 && count == ITEMS);
+    pjw_farm_end(farm);
+    close(ends[1]);
+    CHECK(pthread_join(thread, NULL) == 0);
+    close(ends[0]);
+}
+
 static void wrong_calls_are_refused(struct data *data) {
     pjw_farm_options_t good = options_of(data, never), bad;
     pjw_farm_result_t result;
@@ -286,6 +317,7 @@ int main(void) {
     each_outcome_is_reported(&data);
     a_reader_and_a_writer_do_input_and_output(&data);
     a_writer_that_fails_at_its_end_is_reported(&data);
+    threads_are_refused_unless_they_are_allowed(&data);
     wrong_calls_are_refused(&data);
     remove_files(&data);
     return 0;

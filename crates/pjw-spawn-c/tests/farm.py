@@ -1,12 +1,14 @@
 """Checks each call of the module pjw_farm. A failed check ends the program with its line."""
 
 import errno
+import gc
 import os
 import signal
 import sys
 import tempfile
 import threading
 import time
+import warnings
 
 import pjw_farm
 
@@ -184,12 +186,85 @@ def wrong_calls_are_refused():
     else:
         raise AssertionError("the worker still runs")
     assert farm.next() is None
+
+
+def threads_are_refused_unless_they_are_allowed():
+    def work(item):
+        return b"%d" % len(os.listdir("/proc/self/task"))
+
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
-    refused(pjw_farm.FarmError, "2 threads", work, 1)
-    ended.set()
-    thread.join()
+    try:
+        refused(pjw_farm.FarmError, "2 threads", work, 1)
+        # Python 3.12 or later warns of each such fork.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            with pjw_farm.Farm(work, 9, workers=2, allow_threads=True) as farm:
+                assert [result.bytes for result in farm] == [b"1"] * 9
+    finally:
+        ended.set()
+        thread.join()
+
+
+def items_and_results_may_be_larger_than_the_shared_memory_for_results():
+    texts = [bytes([number]) * 60000 for number in range(20)]
+    options = {"workers": 2, "in_order": True, "ring_bytes": 4096}
+    with pjw_farm.Farm(lambda item: texts[item.number], 20, **options) as farm:
+        assert [result.bytes for result in farm] == texts
+
+    def read(number):
+        return texts[number] if number < 20 else None
+
+    with pjw_farm.Farm(lambda item: item.bytes, read=read, input_bytes=65536, **options) as farm:
+        assert [result.bytes for result in farm] == texts
+    try:
+        list(pjw_farm.Farm(lambda item: item.bytes, read=read, input_bytes=4096, **options))
+    except pjw_farm.FarmError as error:
+        assert error.errno == errno.EMSGSIZE and "raise input_bytes" in str(error), error
+    else:
+        raise AssertionError("an item is larger than the shared memory for items")
+    refused(pjw_farm.FarmError, "ring_bytes is 1", lambda item: None, 1, ring_bytes=1)
+    refused(pjw_farm.FarmError, "input_bytes is 1", lambda item: None, read=read, input_bytes=1)
+
+
+def objects_are_frozen_during_the_farm_unless_that_is_switched_off():
+    made_before = [[]]
+
+    # gc.get_objects() leaves frozen objects out.
+    def is_collected(_item=None):
+        return b"yes" if any(found is made_before for found in gc.get_objects()) else b"no"
+
+    for options, expected in [({}, b"no"), ({"freeze": True}, b"no"), ({"freeze": False}, b"yes")]:
+        with pjw_farm.Farm(is_collected, 1, workers=1, **options) as farm:
+            assert [result.bytes for result in farm] == [expected], options
+        assert is_collected() == b"yes", options
+
+
+def late_forked_workers_share_three_quarters_of_their_pages():
+    # 80 % of the data are common. The workers only read them.
+    common = b"c" * (40 << 20)
+    (loaded, has_loaded), (may_end, let_end) = os.pipe(), os.pipe()
+
+    def work(item):
+        total = sum(common[::4096])
+        own = b"o" * (10 << 20)
+        os.write(has_loaded, b"x")
+        os.read(may_end, 1)
+        return b"%d" % (total + len(own))
+
+    with pjw_farm.Farm(work, 2, workers=2) as farm:
+        for _ in range(2):
+            os.read(loaded, 1)
+        for pid in farm.workers():
+            with open("/proc/{}/smaps_rollup".format(pid)) as smaps:
+                sizes = {line.split()[0]: int(line.split()[1]) for line in smaps.readlines()[1:]}
+            permille = (sizes["Shared_Clean:"] + sizes["Shared_Dirty:"]) * 1000 // sizes["Rss:"]
+            assert 750 <= permille <= 1000, sizes
+        os.write(let_end, b"xx")
+        assert len(list(farm)) == 2
+    for descriptor in (loaded, has_loaded, may_end, let_end):
+        os.close(descriptor)
 
 
 def a_result_that_is_not_bytes_fails():
@@ -317,6 +392,10 @@ if __name__ == "__main__":
     map_computes_values_and_raises_for_what_fails()
     each_worker_calls_the_functions_at_its_start_and_end()
     wrong_calls_are_refused()
+    threads_are_refused_unless_they_are_allowed()
+    items_and_results_may_be_larger_than_the_shared_memory_for_results()
+    objects_are_frozen_during_the_farm_unless_that_is_switched_off()
+    late_forked_workers_share_three_quarters_of_their_pages()
     a_result_that_is_not_bytes_fails()
     an_exception_at_the_end_of_a_process_is_an_error_after_the_last_result()
     a_writer_writes_at_its_end_what_it_held_back()
