@@ -9,6 +9,19 @@ use pjw_tests::waiting::wait_until;
 
 use crate::processes::{has_two_cores, is_installed};
 
+/// The variables that are set without a list in the configuration, each with whether it counts PUs instead of cores.
+const DEFAULTS: [(&str, bool); 10] = [
+    ("OMP_NUM_THREADS", false),
+    ("MKL_NUM_THREADS", false),
+    ("OPENBLAS_NUM_THREADS", false),
+    ("NUMEXPR_NUM_THREADS", false),
+    ("GOMAXPROCS", true),
+    ("RAYON_NUM_THREADS", true),
+    ("JULIA_NUM_THREADS", false),
+    ("PYTHON_CPU_COUNT", true),
+    ("ATHENA_PROC_NUMBER", false),
+    ("ATHENA_CORE_NUMBER", false),
+];
 /// A shell command that prints some of the variables.
 const PRINT: &str = "echo $OMP_NUM_THREADS $GOMAXPROCS $N";
 
@@ -20,7 +33,7 @@ fn text(output: &Output) -> String {
 /// Runs a command that pjwctl starts, without variables from the environment of this test.
 fn run(daemon: &Daemon, words: &[&str], own: &[(&str, &str)]) -> Output {
     let mut command: Command = daemon.pjwctl_command(words);
-    for name in ["OMP_NUM_THREADS", "GOMAXPROCS", "PJW_VARIABLES"] {
+    for name in DEFAULTS.iter().map(|(name, _)| *name).chain(["PJW_VARIABLES"]) {
         command.env_remove(name);
     }
     let output = command.envs(own.iter().copied()).output().unwrap();
@@ -42,6 +55,22 @@ fn a_command_has_the_size_of_its_job_in_the_variables_of_the_configuration() {
     daemon.configure("[run]\nvariables = [\"N=cores\"]\n");
     assert!(daemon.pjwctl(&["reload"]).status.success());
     assert_eq!(text(&run(&daemon, &shell, &[])), "1\n", "a reload changes the list");
+}
+
+#[test]
+fn commands_and_instances_have_each_variable_of_the_default_list() {
+    let daemon = Daemon::start("");
+    let status = daemon.status();
+    let pus: usize = status.cores.iter().map(|core| core.cpus.parse::<CpuSet>().unwrap().len()).sum();
+    let (cores, pus) = (status.node.cores.to_string(), pus.to_string());
+    let line =
+        |&(name, counts_pus): &(&str, bool)| format!("{name}={}\n", if counts_pus { &pus } else { &cores });
+    let expected: String = DEFAULTS.iter().map(line).collect();
+    let print = DEFAULTS.map(|(name, _)| format!("echo {name}=${name}")).join("; ");
+    for start in [&["run", "--cores", "all"][..], &["spawn", "-n", "1", "--cores", "all"]] {
+        let words = [start, &["--", "sh", "-c", print.as_str()]].concat();
+        assert_eq!(text(&run(&daemon, &words, &[])), expected, "{words:?}");
+    }
 }
 
 #[test]
