@@ -15,7 +15,7 @@ pub struct CoreMap {
     /// free, or belongs to another job that leaves the PU idle, or is a housekeeping PU (a PU that is reserved for the
     /// system).
     pub borrowed: CpuSet,
-    /// Those PUs in `borrowed` that pjw takes from the job at the time `leaving_at`.
+    /// Those PUs in `borrowed` that pjw takes from the job at the time `leaving_at`, or later.
     pub leaving: CpuSet,
     /// Those PUs in `own` that another job has borrowed. This job may nevertheless run on them at any time,
     /// and has priority.

@@ -21,7 +21,8 @@ typedef struct pjw_job pjw_job_t;
 typedef struct pjw_cores {
     /* A number that differs after each change. 0 without a core map. */
     uint64_t epoch;
-    /* The time at which the leaving CPUs are taken, in ns of CLOCK_MONOTONIC. 0 if none is leaving. */
+    /* The time at which the leaving CPUs are taken, in ns of CLOCK_MONOTONIC. If they are taken at different times, the
+     * earliest of these times. 0 if none is leaving. */
     uint64_t leaving_at_ns;
     /* Whether pjwd publishes the cores. If not, the numbers are those of the affinity mask of the calling thread. */
     uint32_t has_core_map;
@@ -29,7 +30,8 @@ typedef struct pjw_cores {
     uint32_t cpus;
     /* The number of physical cores of these CPUs. */
     uint32_t cores;
-    /* The number of CPUs among them that other jobs own, and that are taken back when their owner needs them. */
+    /* The number of CPUs among them that the job does not own: free ones, those that other jobs own and leave idle, and
+     * housekeeping CPUs. */
     uint32_t borrowed;
     /* The number of CPUs among them that are about to be taken. */
     uint32_t leaving;
@@ -43,7 +45,7 @@ enum pjw_cpus {
     PJW_CPUS_ALL = 0,
     /* The CPUs that the job owns. */
     PJW_CPUS_OWN = 1,
-    /* The CPUs that other jobs own. */
+    /* The CPUs on which the job may run and that it does not own. */
     PJW_CPUS_BORROWED = 2,
     /* The CPUs that are about to be taken. */
     PJW_CPUS_LEAVING = 3,

@@ -28,7 +28,8 @@ pub struct PjwJob(Job);
 pub struct PjwCores {
     /// A number that differs after each change. 0 without a core map: the CPUs of the job, as pjwd publishes them.
     epoch: u64,
-    /// The time at which the leaving CPUs are taken from the job, in ns of `CLOCK_MONOTONIC`. 0 if no CPU is leaving.
+    /// The time at which the leaving CPUs are taken from the job, in ns of `CLOCK_MONOTONIC`. If they are taken at
+    /// different times, the earliest of these times. 0 if no CPU is leaving.
     leaving_at_ns: u64,
     /// 1 if pjwd publishes the cores. 0 if the numbers are those of the affinity mask of the calling thread.
     has_core_map: u32,
@@ -36,9 +37,10 @@ pub struct PjwCores {
     cpus: u32,
     /// The number of physical cores of these CPUs.
     cores: u32,
-    /// The number of CPUs that other jobs own, and that are taken back when the other jobs need them.
+    /// The number of CPUs that the job does not own. Each is free, or belongs to another job that leaves it idle, or is
+    /// a housekeeping CPU (a CPU that is reserved for the system).
     borrowed: u32,
-    /// The number of CPUs that are to be taken from the job at the time `leaving_at_ns`.
+    /// The number of CPUs that are to be taken from the job at the time `leaving_at_ns`, or later.
     leaving: u32,
     /// The number of CPUs that are not leaving, but at least 1: the number of threads that a program should have.
     threads: u32,

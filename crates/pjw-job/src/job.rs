@@ -48,17 +48,19 @@ pub struct Cores {
     /// the CPU back, or if the owner of the job makes a smaller request. If `source` is [`CoresSource::AffinityMask`],
     /// the set is equal to `cpus`.
     pub own: CpuSet,
-    /// The CPUs that other jobs own and do not use, and on which this job may run. A CPU is taken back when
-    /// the job that owns it needs it. Empty if `source` is [`CoresSource::AffinityMask`].
+    /// The CPUs that this job does not own, and on which it may run. Each of these CPUs is free, or belongs to another
+    /// job that does not use it, or is a housekeeping CPU (a CPU that is reserved for the system). A CPU of another job
+    /// is taken back when that job needs it, and a free CPU when another job gets it. Empty if `source` is
+    /// [`CoresSource::AffinityMask`].
     pub borrowed: CpuSet,
-    /// The CPUs in `cpus` that pjwd will take from the job at the time `leaving_at_ns`. Empty if `source`
-    /// is [`CoresSource::AffinityMask`].
+    /// The CPUs in `cpus` that pjwd will take from the job at the time `leaving_at_ns`, or later. Empty if `source` is
+    /// [`CoresSource::AffinityMask`].
     pub leaving: CpuSet,
     /// The CPUs in `own` that another job has borrowed. This job may still use these CPUs at any time. Empty if
     /// `source` is [`CoresSource::AffinityMask`].
     pub lent: CpuSet,
-    /// The time at which the CPUs in `leaving` are taken from the job, in ns of `CLOCK_MONOTONIC`. `None` if
-    /// `leaving` is empty.
+    /// The time at which the CPUs in `leaving` are taken from the job, in ns of `CLOCK_MONOTONIC`. If they are taken at
+    /// different times, the earliest of these times. `None` if `leaving` is empty.
     pub leaving_at_ns: Option<u64>,
 }
 

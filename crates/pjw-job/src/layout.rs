@@ -100,16 +100,17 @@ pub struct CoreMapContent {
     /// The online CPUs that the job owns. The CPUs in `lent` are among them, and the CPUs in `leaving` that the job
     /// owns.
     pub own: CpuSet,
-    /// The CPUs that other jobs own, and that this job may use until the other jobs need them. The CPUs in `leaving`
-    /// that this job does not own are among them.
+    /// The CPUs that this job does not own, and that it may use until they are taken back. Each is free, or belongs to
+    /// another job that leaves it idle, or is a housekeeping CPU (a CPU that is reserved for the system). The CPUs in
+    /// `leaving` that this job does not own are among them.
     pub borrowed: CpuSet,
-    /// Those CPUs in `own` and `borrowed` that are to be taken from the job at the time `leaving_at_ns`. The
+    /// Those CPUs in `own` and `borrowed` that are to be taken from the job at the time `leaving_at_ns`, or later. The
     /// job may use them until then.
     pub leaving: CpuSet,
     /// Those CPUs in `own` that another job has borrowed. This job may use them at any time nevertheless.
     pub lent: CpuSet,
-    /// The time at which the CPUs in `leaving` are taken from the job, in ns of `CLOCK_MONOTONIC`. `None` if
-    /// `leaving` is empty.
+    /// The time at which the CPUs in `leaving` are taken from the job, in ns of `CLOCK_MONOTONIC`. If they are taken at
+    /// different times, the earliest of these times. `None` if `leaving` is empty.
     pub leaving_at_ns: Option<u64>,
     /// The number of physical cores that have at least one CPU in `own` or `borrowed`. Cores of lent and of
     /// leaving CPUs count too.
