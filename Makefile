@@ -201,6 +201,8 @@ install: $(if $(shell PATH="$(PATH)" cargo --version 2>/dev/null),build,built)
 	install -Dm644 crates/pjw-spawn-c/examples/stencil.c $(SHARE)/examples/stencil.c
 	install -Dm644 crates/pjw-spawn-c/examples/farm.c $(SHARE)/examples/farm.c
 	install -Dm644 crates/pjw-job-c/examples/adaptive_team.c $(SHARE)/examples/adaptive_team.c
+	install -Dm644 crates/pjw-job/examples/thread_pool/pool.rs $(SHARE)/examples/pool.rs
+	install -Dm644 crates/pjw-job/examples/spin_lock/lock.rs $(SHARE)/examples/lock.rs
 	install -Dm644 crates/pjw-spawn-c/python/pjw_farm/__init__.py $(DESTDIR)$(PYTHONDIR)/pjw_farm/__init__.py
 	install -Dm644 $(RELEASE)/libpjw_job.so $(LIB)/libpjw_job.so.0
 	ln -sf libpjw_job.so.0 $(LIB)/libpjw_job.so
