@@ -63,7 +63,8 @@ pub fn read_host_facts(online: &CpuSet) -> HostFacts {
         nohz_full_cpus: cpu_list("/sys/devices/system/cpu/nohz_full"),
         numa_balancing_enabled: is_enabled("/proc/sys/kernel/numa_balancing"),
         autogroup_enabled: is_enabled("/proc/sys/kernel/sched_autogroup_enabled"),
-        preemption_model: preemption_model(),
+        preemption_model: trimmed_text("/sys/kernel/debug/sched/preempt")
+            .and_then(|text| parse_preemption_model(&text)),
         smt_state: trimmed_text("/sys/devices/system/cpu/smt/control").unwrap_or_default(),
         cpufreq_governors: read_governors(online),
         has_systemd: systemd::is_running(),
@@ -73,11 +74,12 @@ pub fn read_host_facts(online: &CpuSet) -> HostFacts {
     }
 }
 
-/// The preemption model in force: the word in parentheses, as in `none voluntary (full) lazy`.
-fn preemption_model() -> Option<String> {
-    let text = trimmed_text("/sys/kernel/debug/sched/preempt")?;
-    let (_, after_open) = text.split_once('(')?;
-    Some(after_open.split_once(')')?.0.to_owned())
+/// Returns the preemption model of the kernel that is in force: the word in parentheses in `text`, such as
+/// `none voluntary (full) lazy`. `None` if there is no such word.
+fn parse_preemption_model(text: &str) -> Option<String> {
+    let words = text.split_whitespace();
+    let mut in_parentheses = words.filter_map(|word| word.strip_prefix('(')?.strip_suffix(')'));
+    in_parentheses.find(|model| !model.is_empty()).map(str::to_owned)
 }
 
 /// Returns the PUs (logical CPUs) in `online` by the name of their CPU frequency governor. Leaves out PUs without a
@@ -239,6 +241,15 @@ mod tests {
         assert!(why(&mounts, &line).contains("read-only"));
         let remounted = format!("{line}cgroup2 {mount_point} cgroup2 rw,nosuid 0 0\n");
         assert_eq!(why(&mounts, &remounted), "Systemd");
+    }
+
+    #[test]
+    fn the_preemption_model_is_the_word_in_parentheses() {
+        assert_eq!(parse_preemption_model("none voluntary full (lazy)").as_deref(), Some("lazy"));
+        assert_eq!(parse_preemption_model("(none) voluntary full\n").as_deref(), Some("none"));
+        for garbage in ["", "none voluntary full", "(", ")(", "()", "(full", "full)", "( full )"] {
+            assert_eq!(parse_preemption_model(garbage), None, "{garbage:?}");
+        }
     }
 
     #[test]
