@@ -18,6 +18,8 @@ mod settings;
 mod values;
 
 #[cfg(test)]
+mod lending_tests;
+#[cfg(test)]
 mod metrics_tests;
 #[cfg(test)]
 mod run_tests;

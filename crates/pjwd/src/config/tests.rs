@@ -8,9 +8,7 @@ use std::time::Duration;
 use pjw_core::cpuset_group::EnforcementMethod;
 use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::JobSource;
-use pjw_core::policy::{
-    BindingPolicy, DaemonMode, ExhaustionPolicy, LendingPolicy, OversubscriptionPolicy, Policy, StarvedPolicy,
-};
+use pjw_core::policy::{BindingPolicy, DaemonMode, ExhaustionPolicy, OversubscriptionPolicy, Policy};
 use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
 
@@ -111,28 +109,6 @@ fn every_key_is_read() {
     let policy = config.policy();
     assert_eq!(policy.housekeeping_cpus.to_string(), "0,2,4,6,8,10,12,14");
     assert!(!policy.sources.contains(&JobSource::Lsf) && policy.sources.contains(&JobSource::Manual));
-}
-
-#[test]
-fn the_keys_of_lending_are_read() {
-    let text = r#"[lending]
-        enabled = true
-        buffer = 2
-        lend_after = "500ms"
-        at_once = 3
-        revocation_grace = "1s"
-        starved = "freeze"
-        "#;
-    let expected = LendingPolicy {
-        enabled: true,
-        buffer_cores: 2,
-        lend_after: Duration::from_millis(500),
-        cores_at_once: 3,
-        revocation_grace: Duration::from_secs(1),
-        starved: StarvedPolicy::Freeze,
-        lends_to_empty_jobs: false,
-    };
-    assert_eq!(parse(text).unwrap().settings().lending, expected);
 }
 
 #[test]
