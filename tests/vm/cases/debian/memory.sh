@@ -63,7 +63,8 @@ check "at least 750 permille of the memory is shared by workers that were forked
 check "pjwctl show without --memory succeeds" read_memory
 check "the source of the estimate is the cgroup of the job" [ "$(json_value /tmp/memory memory source)" = cgroup ]
 estimated=$(json_value /tmp/memory memory shared_permille)
-check "the estimated shared part differs from the reading by at most 50 permille" is_at_least 50 "$((estimated > shared ? estimated - shared : shared - estimated))"
+difference=$((estimated > shared ? estimated - shared : shared - estimated))
+check "the estimated shared part differs from the reading by at most 5 %" is_at_least $((50 * shared)) $((1000 * difference))
 peak=$(json_value /tmp/memory memory peak)
 check "the estimate has the peak of memory" is_at_least "$peak" $((120 << 20))
 check "the peak is less than what the workers write at their end" is_at_least $((300 << 20)) "$peak"
