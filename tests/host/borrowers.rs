@@ -1,16 +1,18 @@
-//! Borrowers (jobs on lent cores): the notice before a core is taken back, and that they stay at idle priority.
+//! Borrowers (jobs on free and lent cores): that they are told which cores they lose, and that they stay at idle
+//! priority.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 use pjw_core::cpuset::CpuSet;
 use pjw_job::Job;
+use pjw_tests::daemon::Daemon;
 use pjw_tests::waiting::{wait_for, wait_until};
 
 use crate::lending::{SPIN, assign, lending_daemon, lent, wait_for_kinds_of_events};
-use crate::processes::{Shell, is_root, mask};
+use crate::processes::{Shell, core_count, has_two_cores, is_root, mask};
 
 /// Whether SIGWINCH is in a set of signals of the process: `ShdPnd:` for the pending ones, `SigCgt:` for the caught
 /// ones (proc_pid_status(5)).
@@ -19,6 +21,21 @@ fn has_sigwinch(pid: u32, set: &str) -> bool {
     let signals = status.lines().find_map(|line| line.strip_prefix(set)).unwrap();
     u64::from_str_radix(signals.trim(), 16).unwrap() >> (nix::sys::signal::Signal::SIGWINCH as i32 - 1) & 1
         == 1
+}
+
+/// Starts a process of the shell that always runs, and that makes the file `told` when it gets SIGWINCH. Returns its
+/// process id once it catches this signal: one that came earlier would be ignored.
+fn start_borrower(shell: &mut Shell, told: &Path) -> u32 {
+    let trap = format!("sh -c 'trap \"echo >{}\" WINCH; while :; do :; done'", told.display());
+    let borrower = shell.background(&trap);
+    wait_until("the borrower catches the signal", || has_sigwinch(borrower, "SigCgt:"));
+    borrower
+}
+
+/// Whether a process of [`start_borrower`] has got the signal. On a busy machine, a process at idle priority may not
+/// run its handler for some time.
+fn has_got_signal(borrower: u32, told: &Path) -> bool {
+    told.exists() || has_sigwinch(borrower, "ShdPnd:")
 }
 
 fn monotonic_now() -> Duration {
@@ -33,10 +50,7 @@ fn a_borrower_gets_a_signal_and_keeps_the_core_for_the_grace_time() {
     let Some(daemon) = lending_daemon(config) else { return };
     let (mut web, mut batch) = (Shell::start(), Shell::start());
     let told = daemon.dir().join("told");
-    let borrower =
-        batch.background(&format!("sh -c 'trap \"echo >{}\" WINCH; while :; do :; done'", told.display()));
-    // A signal that comes earlier is ignored.
-    wait_until("the borrower catches the signal", || has_sigwinch(borrower, "SigCgt:"));
+    let borrower = start_borrower(&mut batch, &told);
     assign(&daemon, "web", "guaranteed", "1", &web);
     assign(&daemon, "batch", "besteffort", "64", &batch);
     let own: CpuSet = daemon.job("web").unwrap().cpus.parse().unwrap();
@@ -44,11 +58,10 @@ fn a_borrower_gets_a_signal_and_keeps_the_core_for_the_grace_time() {
     let job = Job::in_directory(&daemon.state_dir().join("jobs").join(daemon.job_id("batch")));
     let works_since = monotonic_now();
     web.background(SPIN);
-    // On a busy machine, a process at idle priority may not run its handler for some time, and the core map has the
-    // notice during the grace time only. So neither waits for the other.
+    // The core map has the notice during the grace time only. So the signal and the notice do not wait for each other.
     let (mut is_told, mut notice) = (false, None);
     wait_until("the borrower has got the signal, and the core map said which core leaves", || {
-        is_told |= told.exists() || has_sigwinch(borrower, "ShdPnd:");
+        is_told |= has_got_signal(borrower, &told);
         notice = notice.take().or_else(|| Some(job.cores()).filter(|cores| !cores.leaving.is_empty()));
         is_told && notice.is_some()
     });
@@ -70,6 +83,29 @@ fn a_borrower_gets_a_signal_and_keeps_the_core_for_the_grace_time() {
         announced.saturating_sub(works_since) >= Duration::from_secs(3),
         "the owner has worked since {works_since:?}, and the core was announced for {announced:?}"
     );
+}
+
+#[test]
+fn a_borrower_gets_a_signal_when_another_job_gets_a_free_core_that_it_used() {
+    // Free cores are borrowed without lending.
+    let config = "[lending]\nenabled = false\nrevocation_grace = \"60s\"\nrevocation_signal = \"SIGWINCH\"\n";
+    let Some(daemon) = has_two_cores().then(|| Daemon::start(config)) else { return };
+    let (other, mut batch) = (Shell::start(), Shell::start());
+    let told = daemon.dir().join("told");
+    let borrower = start_borrower(&mut batch, &told);
+    assign(&daemon, "batch", "besteffort", &core_count().to_string(), &batch);
+    let borrowed: CpuSet = daemon.job("batch").unwrap().cpus.parse().unwrap();
+    wait_until("the borrower is on the free cores", || mask(borrower) == borrowed);
+    assert!(!has_got_signal(borrower, &told), "it has lost nothing yet");
+    assign(&daemon, "other", "normal", "1", &other);
+    let taken: CpuSet = daemon.job("other").unwrap().cpus.parse().unwrap();
+    assert!(taken.is_subset(&borrowed), "{taken} of {borrowed}");
+    wait_until("the borrower has got the signal", || has_got_signal(borrower, &told));
+    // A notice is for lent cores: this core is taken at once.
+    wait_until("the borrower has left the core", || mask(borrower) == borrowed.difference(&taken));
+    let kinds = wait_for_kinds_of_events(&daemon, &["revoked"]);
+    assert_eq!(kinds.iter().filter(|kind| *kind == "revoked").count(), 1, "told once: {kinds:?}");
+    assert!(!kinds.iter().any(|kind| kind == "resized"), "one event: {kinds:?}");
 }
 
 /// The mount point of cgroup v2, or of the v1 hierarchy of the cpu controller.

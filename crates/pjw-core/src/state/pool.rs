@@ -232,7 +232,8 @@ impl PuPool {
     }
 
     /// Grants the PUs (logical CPUs) of `offer` to `job`, and frees all other PUs of `job`. The allocator must have
-    /// made the offer for `job`. If another job borrows a PU that `job` did not hold before, this borrowing ends.
+    /// made the offer for `job`. If another job borrows a PU that `job` did not hold before, this borrowing ends. The
+    /// next decision about loans reports this to the borrower.
     ///
     /// # Errors
     /// If the pool changed since the offer was made, or if another job or the system holds a PU of the offer.

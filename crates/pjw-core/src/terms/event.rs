@@ -46,6 +46,7 @@ pub enum EventKind {
     /// pjw took cores back from a job, or announced that it will take them back after the time `revocation_grace`.
     /// Either a batch system granted the cores to another job, or the job had borrowed the cores. Borrowed cores are
     /// taken back mostly because the job that owns them needs them, or because the borrower has free ones instead.
+    /// Borrowed cores that were free are taken because another job gets them.
     Revoked,
     /// A job of the class guaranteed has cores back that were lent to another job.
     Returned,

@@ -8,13 +8,19 @@ use crate::terms::{
     CpusetHierarchy, EnforcementMethod, Grant, GrantedBy, Job, JobId, Ownership, Policy, StarvedPolicy,
 };
 
-/// Gives the borrower `id` (a job of the class besteffort) a grant of the PUs `borrowed`, and adds an event. Does
-/// nothing if the job already has this grant. Special cases:
+/// Gives the borrower `id` (a job of the class besteffort) a grant of the PUs `borrowed`. Adds an event unless other
+/// events report the whole change. `lost_to_others` has the lost PUs that other events report. Does nothing if the job
+/// already has this grant. Special cases:
 ///
 /// - If `borrowed` is empty, the job gets the grant of [`starved_grant`]. If that is `None`, the job gets no grant, and
 ///   a warning is added.
 /// - A borrower that may not borrow, because it has no process, gets no grant.
-pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet) {
+pub(super) fn set_borrowed_grant(
+    draft: &mut CycleDraft<'_>,
+    id: &JobId,
+    borrowed: &CpuSet,
+    lost_to_others: &CpuSet,
+) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if !may_borrow(draft.state, draft.policy, id) {
         if let Some(grant) = &job.grant {
@@ -45,7 +51,8 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
     if job.grant.as_ref().is_some_and(|grant| grant.ownership == ownership && grant.cpus == cpus) {
         return;
     }
-    draft.out.events.extend(events::grant_event(draft.state, &job, ownership, &cpus, &reason));
+    let event = events::grant_event(draft.state, &job, ownership, &cpus, &reason, lost_to_others);
+    draft.out.events.extend(event);
     let grant = Grant {
         cpus,
         granted_by: GrantedBy::Warden,

@@ -6,12 +6,13 @@ use crate::phases::lending::permission::may_borrow;
 use crate::state::WardenState;
 use crate::terms::{Event, EventKind, Grant, Job, JobId, Ownership};
 
-/// Adds the events about the loans that change: PUs that are lent, that go back to their owners, that another borrower
-/// gets, or whose return is announced or cancelled. Also records when each owner (a job that lends cores) lent cores
-/// and took cores back. Must be called before the pool has the new loans. The parameters are the decision about the
-/// loans:
+/// Adds the events about the loans that change: PUs that are lent, that go back to their owners, that another job gets,
+/// or whose return is announced or cancelled. Also records when each owner (a job that lends cores) lent cores and took
+/// cores back. Must be called before the pool has the new loans, and before the borrowers (jobs that borrow cores) have
+/// the new grants. Returns the PUs that borrowers lose to other jobs, except to the owners that lent these PUs. The
+/// parameters are the decision about the loans:
 ///
-/// - `shares` has the PUs that each borrower (a job that borrows cores) is to have.
+/// - `shares` has the PUs that each borrower is to have.
 /// - `leaving` has those of these PUs that come back later, each with the end of its grace period.
 /// - `unwanted` has the PUs that come back although their owner does not need them.
 /// - `exchanged` has the PUs in `unwanted` or `leaving` for which their borrower has free ones.
@@ -21,7 +22,7 @@ pub(super) fn report_loan_changes(
     leaving: &BTreeMap<Pu, Nanos>,
     unwanted: &CpuSet,
     exchanged: &CpuSet,
-) {
+) -> CpuSet {
     let left_by_borrowers = draft.state.lending.take_pus_left_by_borrowers();
     let still_held = |(owner, cpus): (&JobId, &CpuSet)| cpus.intersection(&draft.state.pool.pus_of(owner));
     let lent_before = draft.state.pool.lent_cpus().union(&union(left_by_borrowers.iter().map(still_held)));
@@ -39,6 +40,7 @@ pub(super) fn report_loan_changes(
         exchanged: exchanged.clone(),
         lent,
     };
+    let mut lost_to_others = CpuSet::new();
     for (id, cpus) in shares {
         let before = draft.state.pool.borrowed_by(id);
         for (owner, gained) in by_owner(draft.state, &cpus.difference(&before)) {
@@ -48,6 +50,7 @@ pub(super) fn report_loan_changes(
         }
         if may_borrow(draft.state, draft.policy, id) {
             report_kept_pus(draft, id, &before.intersection(cpus), &moves);
+            lost_to_others = lost_to_others.union(&report_pus_of_other_jobs(draft, id, shares));
             let lending = &draft.state.lending;
             let is_new = |pu: &Pu| cpus.contains(*pu) && !lending.is_return_announced(*pu);
             let announced = leaving.keys().copied().filter(is_new);
@@ -55,6 +58,7 @@ pub(super) fn report_loan_changes(
         }
     }
     record_loan_times(draft, &moves, &lent_after);
+    lost_to_others
 }
 
 /// Adds the events about those PUs in `cpus` that were about to be taken back from the borrower `id`, and stay lent.
@@ -72,9 +76,52 @@ fn report_kept_pus(draft: &mut CycleDraft<'_>, id: &JobId, cpus: &CpuSet, moves:
     }
 }
 
-/// Adds the events about the PUs that the borrower `id` (a job that borrows idle cores) loses: `lost` has the PUs that
-/// it loses now, and `announced` those that it loses after the grace period. Also adds an event for each owner (a job
-/// that lends cores) that gets PUs back. `moves` says for these PUs why they go back.
+/// Adds the events about the PUs that the borrower `id` (a job that borrows idle cores) loses to other jobs, except to
+/// the owners that lent these PUs. Such a PU was free and now belongs to a job, or another borrower gets the PU.
+/// `shares` has the PUs that each borrower is to have. Returns the PUs that the events are about.
+fn report_pus_of_other_jobs(
+    draft: &mut CycleDraft<'_>,
+    id: &JobId,
+    shares: &BTreeMap<JobId, CpuSet>,
+) -> CpuSet {
+    let borrowed = draft.state.pool.borrowed_by(id);
+    let grant = draft.state.jobs.get(id).and_then(|job| job.grant.as_ref());
+    let grant = grant.filter(|grant| grant.ownership == Ownership::Borrowed);
+    let held = grant.map_or_else(|| borrowed.clone(), |grant| grant.cpus.union(&borrowed));
+    let lost = held.difference(&shares[id]);
+    let mut reported = CpuSet::new();
+    if lost.is_empty() {
+        return reported;
+    }
+    let mut report = |cpus: &CpuSet, text: String| {
+        draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(id).with_cpus(cpus));
+    };
+    // The pool ends the borrowing of a free PU when it grants the PU. The grant of the borrower still has the PU.
+    let granted: CpuSet = lost.iter().filter(|pu| draft.state.pool.borrower(*pu).is_none()).collect();
+    for (other, cpus) in by_owner(draft.state, &granted) {
+        let cores = union(cpus.iter().map(|pu| draft.state.topology.core_cpus(pu)));
+        // A borrower has whole cores only. So it also loses the other PUs of a core of which the job gets a part.
+        let siblings = cores.intersection(&lost).intersection(&draft.state.pool.free_cpus());
+        let all = cpus.union(&siblings.difference(&reported));
+        let why = if all == cpus { "" } else { ", and only whole cores can be borrowed" };
+        let text = format!("{other} gets {}{why}: {} taken from {id}", cpus_text(&cpus), cpus_text(&all));
+        report(&all, text);
+        reported = reported.union(&all);
+    }
+    for (other, share) in shares.iter().filter(|(other, _)| *other != id) {
+        let cpus = lost.intersection(share).difference(&reported);
+        if !cpus.is_empty() {
+            report(&cpus, format!("{other} borrows {} now", cpus_text(&cpus)));
+            reported = reported.union(&cpus);
+        }
+    }
+    reported
+}
+
+/// Adds the events about the PUs that go back from the borrower `id` (a job that borrows idle cores) to their owners
+/// (jobs that lend cores). `lost` has the PUs that the borrower loses now, and `announced` those that it loses after
+/// the grace period. Also adds an event for each owner that gets PUs back. `moves` says for these PUs why they go back.
+/// PUs in `lost` that do not go back are left out.
 fn report_lost_pus(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
@@ -86,10 +133,6 @@ fn report_lost_pus(
         draft.out.events.push(Event::new(kind, text).with_job(job).with_cpus(cpus));
     };
     let returned = lost.intersection(&moves.taken.union(&moves.unwanted));
-    for (owner, cpus) in by_owner(draft.state, &lost.difference(&returned)) {
-        let text = format!("another job borrows {} of {owner} now", cpus_text(&cpus));
-        report(EventKind::Revoked, id, &cpus, text);
-    }
     if draft.state.lending.would_slow_owners(id) {
         for (owner, cpus) in by_owner(draft.state, &lost.intersection(&moves.unwanted)) {
             let text = format!("{id} would slow down {owner}: {} taken back", cpus_text(&cpus));
@@ -201,14 +244,16 @@ fn by_owner(state: &WardenState, cpus: &CpuSet) -> BTreeMap<JobId, CpuSet> {
 
 /// Returns the event about a new grant of the borrower `job` (a job that has no cores of its own). The grant has the
 /// PUs `cpus`, which the job holds as `ownership` says. A frozen job counts as a job without PUs. `reason` is a text
-/// for users. `None` if other events report the change: the ownership stays the same, and each PU that the grant gains
-/// or loses belongs to another job.
+/// for users. `lost_to_others` has lost PUs that other events report ([`report_loan_changes`]). `None` if other events
+/// report the whole change: the ownership stays the same, and each PU that the grant gains or loses belongs to another
+/// job or is in `lost_to_others`.
 pub(super) fn grant_event(
     state: &WardenState,
     job: &Job,
     ownership: Ownership,
     cpus: &CpuSet,
     reason: &str,
+    lost_to_others: &CpuSet,
 ) -> Option<Event> {
     // A frozen job keeps its last PUs in the grant, and they have no effect.
     let used = |ownership, cpus: &CpuSet| {
@@ -218,7 +263,8 @@ pub(super) fn grant_event(
     let event = |kind, text: String| Some(Event::new(kind, text).with_job(&job.id).with_cpus(&cpus));
     let Some(before) = &job.grant else { return event(EventKind::Assigned, reason.to_owned()) };
     let cpus_before = used(before.ownership, &before.cpus);
-    let changed = cpus_before.difference(&cpus).union(&cpus.difference(&cpus_before));
+    let lost = cpus_before.difference(&cpus).difference(lost_to_others);
+    let changed = lost.union(&cpus.difference(&cpus_before));
     let is_of_owners =
         changed.iter().all(|pu| state.pool.holder(pu).is_some_and(|holder| holder.job().is_some()));
     if before.ownership == ownership && is_of_owners {

@@ -161,7 +161,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let unfit = unfit_borrowers(draft.state, draft.policy);
     draft.state.lending.set_unfit_borrowers(unfit);
     let LoanDecision { shares, leaving, unwanted, exchanged } = decide_loans(draft.state, draft.policy, now);
-    events::report_loan_changes(draft, &shares, &leaving, &unwanted, &exchanged);
+    let lost_to_others = events::report_loan_changes(draft, &shares, &leaving, &unwanted, &exchanged);
     // A PU may pass from one borrower to another: all leave before any gets one.
     for id in shares.keys() {
         let kept = draft.state.pool.borrowed_by(id).intersection(&shares[id]);
@@ -169,7 +169,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     }
     for (id, cpus) in &shares {
         draft.state.pool.set_borrowed(id, cpus);
-        set_borrowed_grant(draft, id, cpus);
+        set_borrowed_grant(draft, id, cpus, &lost_to_others);
     }
     draft.state.lending.set_pus_to_return(leaving, &exchanged);
 }

@@ -1,5 +1,7 @@
 //! Free cores and lent cores of one borrower: it gives back lent ones first, and exchanges them for free ones.
 
+use pjw_core::event::Event;
+
 use super::*;
 
 /// A machine on which the job `normal` has CPUs 6-7. So the job `batch`, which can use two cores, borrows CPUs 4-5 of
@@ -28,6 +30,89 @@ fn want(m: &mut Machine, cores: u32) {
 
 fn texts(m: &Machine, kind: EventKind) -> Vec<&str> {
     m.events.iter().filter(|event| event.kind == kind).map(|event| event.text.as_str()).collect()
+}
+
+/// The events that tell the job `id` that its cores change: their kinds, CPUs and texts.
+fn core_events(m: &Machine, id: &str) -> Vec<(EventKind, String, String)> {
+    let kinds = [EventKind::Revoked, EventKind::Resized, EventKind::Lent, EventKind::Returned];
+    let is_wanted = |event: &&Event| event.job.as_ref() == Some(&job(id)) && kinds.contains(&event.kind);
+    let facts = |event: &Event| {
+        (event.kind, event.cpus.as_ref().map(CpuSet::to_string).unwrap_or_default(), event.text.clone())
+    };
+    m.events.iter().filter(is_wanted).map(facts).collect()
+}
+
+fn core_event(kind: EventKind, cpus: &str, text: &str) -> (EventKind, String, String) {
+    (kind, cpus.to_owned(), text.to_owned())
+}
+
+#[test]
+fn a_borrower_that_loses_a_free_core_to_another_job_is_told() {
+    let mut m = web_and_batch();
+    m.spawn(30, 1, 0);
+    m.spawn(31, 1, 0);
+    m.assign("normal", 1, &[30]).unwrap();
+    assert_eq!((m.grant("normal").as_str(), m.grant("batch").as_str()), ("6", "7"));
+    let taken =
+        core_event(EventKind::Revoked, "6", "manual:normal gets CPU 6: CPU 6 taken from manual:batch");
+    assert_eq!(core_events(&m, "batch"), [taken]);
+    // Without a core, it is frozen, and another event says so.
+    m.assign("last", 1, &[31]).unwrap();
+    assert_eq!(ownership(&m, "batch"), Some(Ownership::Frozen));
+    let taken = core_event(EventKind::Revoked, "7", "manual:last gets CPU 7: CPU 7 taken from manual:batch");
+    let frozen = "no CPU instead of CPU 7: no core can be borrowed: it is frozen until there is one";
+    assert_eq!(core_events(&m, "batch"), [taken, core_event(EventKind::Resized, "", frozen)]);
+    assert_eq!((core_events(&m, "normal"), core_events(&m, "web")), (Vec::new(), Vec::new()));
+    assert_sound(&m);
+}
+
+#[test]
+fn a_borrower_is_told_once_of_the_free_and_the_lent_cores_that_it_loses() {
+    let mut m = web_and_batch();
+    web_uses(&mut m, 1, 2);
+    assert_eq!((m.grant("batch").as_str(), lent(&m).as_str()), ("2-7", "2-5"));
+    // Of six cores, three are in use and one is the buffer: two may be lent.
+    sample(&mut m, 3, "");
+    m.spawn(30, 1, 0);
+    m.assign("normal", 2, &[30]).unwrap();
+    assert_eq!((m.grant("batch").as_str(), lent(&m).as_str()), ("2-3", "2-3"));
+    let free = "manual:normal gets CPUs 6-7: CPUs 6-7 taken from manual:batch";
+    let expected = [
+        core_event(EventKind::Revoked, "6-7", free),
+        core_event(EventKind::Revoked, "4-5", "manual:web needs CPUs 4-5: taken back"),
+    ];
+    assert_eq!(core_events(&m, "batch"), expected);
+    assert_eq!(texts(&m, EventKind::Returned), ["CPUs 4-5 back from manual:batch"]);
+    assert_sound(&m);
+}
+
+#[test]
+fn a_borrower_that_loses_a_core_of_which_another_job_gets_a_part_is_told_once() {
+    let mut m = machine_with(regular_topology(1, 1, 1, 4, 2), lending_policy());
+    m.policy.share_smt = true;
+    m.spawn(20, 1, 0);
+    m.spawn(30, 1, 0);
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, 4, &[20]).unwrap();
+    let request = assign_of("normal", Some(CpuRequest::Exactly(cpu_set("4"))));
+    m.command(Command::Assign(AssignCommand { pids: vec![Pid(30)], ..request })).unwrap();
+    assert_eq!(m.grant("batch"), "1-3,5-7");
+    let text = "manual:normal gets CPU 4, and only whole cores can be borrowed: CPUs 0,4 taken from \
+                manual:batch";
+    assert_eq!(core_events(&m, "batch"), [core_event(EventKind::Revoked, "0,4", text)]);
+    assert_sound(&m);
+}
+
+#[test]
+fn a_borrower_that_loses_free_cores_to_another_borrower_is_told_once() {
+    let mut m = lending_machine();
+    m.spawn(20, 1, 0);
+    m.spawn(21, 1, 0);
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
+    assign_class(&mut m, "other", PriorityClass::Besteffort, 8, &[21]).unwrap();
+    assert_eq!((m.grant("batch").as_str(), m.grant("other").as_str()), ("0-3", "4-7"));
+    let passed_on = core_event(EventKind::Revoked, "4-7", "manual:other borrows CPUs 4-7 now");
+    assert_eq!(core_events(&m, "batch"), [passed_on]);
+    assert_sound(&m);
 }
 
 #[test]
