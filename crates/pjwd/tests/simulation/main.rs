@@ -257,7 +257,7 @@ fn run_with_lending(seeds: &[u64], machine: Machine, test: &str) {
                 && totals.returns > 0
                 && totals.lent_at_rest > 0
                 && totals.frozen > 0
-                && (totals.provisions > 0) == (machine == Machine::WithProvisions)
+                && [totals.provisions > 0, totals.recognised > 0] == [machine == Machine::WithProvisions; 2]
         );
     }
 }

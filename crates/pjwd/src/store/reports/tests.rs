@@ -128,7 +128,7 @@ fn as_many_full_reports_are_kept_as_the_default_of_report_keep_says() {
     for number in 0..keep {
         let id = format!("slurm:{number:07}");
         let advice = vec!["of 16 cores 3.1 were used: ask for --cpus-per-task=4 in the job".to_owned(); 4];
-        store.add(Report { id, use_levels: vec![level.clone(); 20], advice, ..full_report() });
+        store.add(Report { id, use_levels: vec![level; 20], advice, ..full_report() });
     }
     drop(store);
     assert_eq!(open(dir.path(), keep).reports(None, None).len(), keep as usize);

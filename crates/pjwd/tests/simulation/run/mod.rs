@@ -16,6 +16,7 @@ use pjw_core::cpuset_group::{
     CpusetChange, CpusetHierarchy, CpusetOutcome, CpusetSupport, EnforcementMethod,
 };
 use pjw_core::event::{Event, EventKind};
+use pjw_core::evidence::MembershipEvidence;
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Uid};
 use pjw_core::job::JobId;
 use pjw_core::policy::{ExhaustionPolicy, OversubscriptionPolicy, Policy};
@@ -23,9 +24,8 @@ use pjw_core::record::Record;
 use pjw_core::scan::ScanRequest;
 use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
-use pjw_core::time::UnixMillis;
-use pjw_core::topology::Topology;
 use pjw_core::within_job::NumaNodeRule;
+use pjw_core::{time::UnixMillis, topology::Topology};
 use pjw_sim::faults::{Faults, KILL_PANIC_PAYLOAD};
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimMachineInterface;
@@ -64,6 +64,8 @@ pub struct Totals {
     pub frozen: usize,
     /// Provisions that were made or changed.
     pub provisions: usize,
+    /// The largest number of processes that rules of provisions recognised at a time, in all runs together.
+    pub recognised: usize,
 }
 
 impl Totals {
@@ -82,6 +84,7 @@ impl Totals {
         self.lent_at_rest += other.lent_at_rest;
         self.frozen += other.frozen;
         self.provisions += other.provisions;
+        self.recognised += other.recognised;
     }
 }
 
@@ -255,6 +258,9 @@ impl Run {
         self.events.extend_from_slice(&report.events);
         self.totals.cycles += 1;
         self.totals.actions += report.mask_outcomes.len();
+        let members = self.warden.state().members.values();
+        let recognised = members.filter(|member| member.evidence == MembershipEvidence::Provision).count();
+        self.totals.recognised = self.totals.recognised.max(recognised);
         for event in &report.events {
             self.totals.violations += usize::from(event.kind == EventKind::Violation);
             self.totals.loans += usize::from(event.kind == EventKind::Lent);
