@@ -367,8 +367,11 @@ fn every_thread_of_an_isolated_job_is_pinned_because_the_kernel_does_not_balance
 fn a_pinned_thread_that_requests_all_cpus_stays_inside_and_is_reported() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
-    node.assign("a", 2, &[pid]);
-    node.world().processes.get_mut(&pid).unwrap().threads.get_mut(&Tid(pid.0)).unwrap().is_busy = true;
+    let child = node.spawn(pid, LOGIN);
+    node.assign("a", 2, &[pid, child]);
+    for pid in [pid, child] {
+        node.world().processes.get_mut(&pid).unwrap().threads.get_mut(&Tid(pid.0)).unwrap().is_busy = true;
+    }
     for _ in 0..4 {
         node.cycle(&[]);
     }

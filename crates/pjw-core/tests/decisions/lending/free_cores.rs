@@ -47,7 +47,7 @@ fn core_event(kind: EventKind, cpus: &str, text: &str) -> (EventKind, String, St
 }
 
 #[test]
-fn a_borrower_that_loses_a_free_core_to_another_job_is_told() {
+fn the_loss_of_a_free_core_to_another_job_is_reported() {
     let mut m = web_and_batch();
     m.spawn(30, 1, 0);
     m.spawn(31, 1, 0);
@@ -67,7 +67,7 @@ fn a_borrower_that_loses_a_free_core_to_another_job_is_told() {
 }
 
 #[test]
-fn a_borrower_is_told_once_of_the_free_and_the_lent_cores_that_it_loses() {
+fn the_loss_of_free_and_lent_cores_is_reported_once() {
     let mut m = web_and_batch();
     web_uses(&mut m, 1, 2);
     assert_eq!((m.grant("batch").as_str(), lent(&m).as_str()), ("2-7", "2-5"));
@@ -87,7 +87,7 @@ fn a_borrower_is_told_once_of_the_free_and_the_lent_cores_that_it_loses() {
 }
 
 #[test]
-fn a_borrower_that_loses_a_core_of_which_another_job_gets_a_part_is_told_once() {
+fn the_loss_of_a_core_of_which_another_job_gets_a_part_is_reported_once() {
     let mut m = machine_with(regular_topology(1, 1, 1, 4, 2), lending_policy());
     m.policy.share_smt = true;
     m.spawn(20, 1, 0);
@@ -103,15 +103,18 @@ fn a_borrower_that_loses_a_core_of_which_another_job_gets_a_part_is_told_once() 
 }
 
 #[test]
-fn a_borrower_that_loses_free_cores_to_another_borrower_is_told_once() {
+fn the_loss_of_free_cores_to_another_borrower_is_reported_once() {
     let mut m = lending_machine();
     m.spawn(20, 1, 0);
     m.spawn(21, 1, 0);
     assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
     assign_class(&mut m, "other", PriorityClass::Besteffort, 8, &[21]).unwrap();
     assert_eq!((m.grant("batch").as_str(), m.grant("other").as_str()), ("0-3", "4-7"));
-    let passed_on = core_event(EventKind::Revoked, "4-7", "manual:other borrows CPUs 4-7 now");
-    assert_eq!(core_events(&m, "batch"), [passed_on]);
+    let passed_on = [
+        core_event(EventKind::Revoked, "7", "manual:other borrows CPU 7 now"),
+        core_event(EventKind::Revoked, "4-6", "manual:other borrows CPUs 4-6 now"),
+    ];
+    assert_eq!(core_events(&m, "batch"), passed_on, "each core once");
     assert_sound(&m);
 }
 

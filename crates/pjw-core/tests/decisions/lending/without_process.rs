@@ -159,7 +159,7 @@ fn assert_cores_go_to_another_borrower(after: AfterLastProcess) {
     start_besteffort(&mut m, "a", 22);
     assert_eq!((lent(&m).as_str(), borrowed(&m)), ("2-5", [3, 3]));
     let passed_on = m.events.iter().find(|event| event.kind == EventKind::Revoked).unwrap();
-    assert!(passed_on.text.starts_with("manual:a borrows CPUs"), "{passed_on:?}");
+    assert!(passed_on.text.starts_with("manual:a borrows CPU"), "{passed_on:?}");
     assert!(m.events.iter().all(|event| event.kind != EventKind::Returned), "{:?}", m.events);
     assert_sound(&m);
 }

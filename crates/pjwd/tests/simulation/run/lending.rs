@@ -2,6 +2,7 @@
 //! the daemon measures the owners depends on the machine of the run ([`Machine`]).
 
 mod checks;
+mod provisions;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -9,15 +10,14 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pjw_core::command::{AssignCommand, Command, ProvisionCommand};
+use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{CpusetHierarchy, IdlePrioritySupport};
 use pjw_core::ids::{Pid, ProcessId, Tid};
-use pjw_core::job::{JobId, PriorityClass, Provision, ProvisionRule};
+use pjw_core::job::{JobId, PriorityClass};
 use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
 use pjw_core::time::Nanos;
 use pjw_sim::seed::RandomStream;
-use pjw_sim::workload::USERS;
 use pjw_sim::world::{SimProcess, TimeObserver};
 use pjwd::run::owner_samples::OwnerCpuSampler;
 use pjwd::run::triggers::DueScans;
@@ -472,33 +472,6 @@ impl Run {
                 Command::Want { job, cores, caller: ROOT }
             }
             other => other,
-        }
-    }
-
-    /// In a run with provisions, some new jobs become provisions, and some processes join a provision that exists.
-    fn with_provision(&mut self, assign: AssignCommand) -> Command {
-        let jobs = &self.warden.state().jobs;
-        let is_new = jobs.get(&assign.job).is_none();
-        let known: Vec<JobId> = jobs.provisions().map(|job| job.id.clone()).collect();
-        let random = self.lending.as_mut().and_then(|lending| lending.provisions.as_mut());
-        let Some(random) = random.filter(|_| is_new) else { return Command::Assign(assign) };
-        match (random.random_below(4), random.random_element(&known)) {
-            (0, _) => Command::Provision(ProvisionCommand {
-                job: assign.job,
-                cores: random.random_below(4),
-                provision: Provision {
-                    rule: random.random_bool(500).then(|| ProvisionRule {
-                        user: random.random_element(&USERS).copied(),
-                        ..ProvisionRule::default()
-                    }),
-                    from_config: false,
-                },
-                caller: ROOT,
-            }),
-            (1..=2, Some(job)) => {
-                Command::Assign(AssignCommand { pids: assign.pids, ..AssignCommand::new(job.clone(), ROOT) })
-            }
-            _ => Command::Assign(assign),
         }
     }
 }
