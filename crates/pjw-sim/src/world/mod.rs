@@ -19,6 +19,7 @@ use pjw_core::time::Nanos;
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, cpuset_group::JobCpuset};
 
 mod clock;
+mod descent;
 mod masks;
 mod priority;
 #[cfg(test)]
@@ -175,6 +176,8 @@ pub struct SimMachine {
     pub online: CpuSet,
     /// All processes of the machine, by pid.
     pub processes: BTreeMap<Pid, SimProcess>,
+    /// For each process that was forked, the process that forked it. Processes that have ended keep their entries.
+    births: BTreeMap<ProcessId, ProcessId>,
     /// For each process, the CPU time of its ended children, in ns. Every parent waits for its children at once.
     children_ns: BTreeMap<Pid, u64>,
     /// The PUs of each cpuset, by the path of its cgroup. A cgroup without a cpuset of its own has no entry.
@@ -280,6 +283,7 @@ impl SimMachine {
             cpus: cpus.clone(),
             online: cpus.clone(),
             processes: BTreeMap::from([(Pid(1), init)]),
+            births: BTreeMap::new(),
             children_ns: BTreeMap::new(),
             reports_affinity_requests: true,
             events: vec![ProcessEvent::Fork {
@@ -379,6 +383,7 @@ impl SimMachine {
             threads: BTreeMap::from([(Tid(pid.0), thread)]),
             ..parent_process.clone()
         };
+        self.births.insert(child.id, parent_process.id);
         self.log(|| format!("  thread {creator} of {parent} forks {pid}@{start}, requested {requested}"));
         self.processes.insert(pid, child);
         self.events.push(ProcessEvent::Fork { parent, creator, child: pid, at: Nanos(self.now) });

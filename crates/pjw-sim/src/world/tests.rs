@@ -22,6 +22,26 @@ fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {
 }
 
 #[test]
+fn the_lineage_of_an_orphan_has_its_ended_ancestors() {
+    let mut world = SimMachine::new(&cpu_set("0"));
+    let init = world.processes[&Pid(1)].id;
+    let first = world.spawn(Pid(1), Uid(1));
+    let middle = world.spawn(first, Uid(1));
+    let orphan = world.spawn(middle, Uid(1));
+    let [first_id, middle_id, orphan_id] = [first, middle, orphan].map(|pid| world.processes[&pid].id);
+    world.exit_process(middle);
+    world.exit_process(first);
+    assert_eq!(world.processes[&orphan].parent, Pid(1));
+    assert_eq!(world.lineage(orphan_id).collect::<Vec<_>>(), [orphan_id, middle_id, first_id, init]);
+    // A later process with the number of the ended one is no ancestor of the orphan.
+    world.set_next_id(first.0);
+    let reused = world.spawn(Pid(1), Uid(1));
+    let reused_id = world.processes[&reused].id;
+    assert_eq!(reused, first);
+    assert!(world.lineage(orphan_id).all(|ancestor| ancestor != reused_id));
+}
+
+#[test]
 fn numbers_are_reused_and_start_times_are_not() {
     let mut world = SimMachine::new(&cpu_set("0"));
     let mut seen = BTreeMap::new();

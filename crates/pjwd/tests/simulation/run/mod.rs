@@ -1,16 +1,17 @@
 //! One run: a simulated machine, a daemon, and the conditions that must hold.
 
 mod checks;
+mod expected_jobs;
 mod lending;
 mod lent_cpus;
 mod reports;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
-use pjw_core::command::{AssignCommand, Caller, Command, Reply};
+use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{
     CpusetChange, CpusetHierarchy, CpusetOutcome, CpusetSupport, EnforcementMethod,
@@ -100,6 +101,8 @@ pub struct Run {
     warden: Warden<SimMachineInterface, SimJournal>,
     triggers: DueScans,
     next_name: u32,
+    /// The processes that were assigned to jobs by commands, each with its last job.
+    assigned: BTreeMap<ProcessId, JobId>,
     /// Threads whose original mask the daemon has known. It must not forget it.
     originals_known: BTreeSet<ThreadId>,
     /// The jobs that were in the state after some cycle, each with the time of its detection.
@@ -178,6 +181,7 @@ impl Run {
             warden,
             triggers,
             next_name: 0,
+            assigned: BTreeMap::new(),
             originals_known: BTreeSet::new(),
             known_jobs: BTreeSet::new(),
             events: Vec::new(),
@@ -290,13 +294,7 @@ impl Run {
                 format!("{} of {} {:?}: {outcome:?}", action.kind_name(), action.job, action.change)
             });
         }
-        let is_end = |event: &&Event| event.text.starts_with("its scheduler's cgroup is gone");
-        for job in report.events.iter().filter(is_end).filter_map(|event| event.job.as_ref()) {
-            self.clear_expected_job(job);
-        }
-        for (command, reply) in commands.iter().zip(&report.replies) {
-            self.update_expected_jobs(command, reply.as_ref().ok());
-        }
+        self.update_expected_jobs(commands, &report);
         self.check_masks();
         assert!(
             self.warden.ongoing_failures().audit_violations.is_empty(),
@@ -401,67 +399,6 @@ impl Run {
         let is_orphan = process.parent == Pid(1) && process.original_cgroup != to;
         if is_orphan || matches!(outcome, CpusetOutcome::Refused { .. }) {
             world.mark_original_cgroup_unknown(id.pid);
-        }
-    }
-
-    /// Removes a job that has ended from its processes: they are expected in no job.
-    fn clear_expected_job(&self, job: &JobId) {
-        let name = job.to_string();
-        for process in self.world.borrow_mut().processes.values_mut() {
-            process.expected_job.take_if(|expected| *expected == name);
-        }
-    }
-
-    /// After an assignment that was granted, its processes and their descendants are expected in its job. After a
-    /// release, the processes of the job are expected in no job.
-    fn update_expected_jobs(&mut self, command: &Command, reply: Option<&Reply>) {
-        let Some(reply) = reply else {
-            self.totals.refusals += 1;
-            return;
-        };
-        if let Reply::Moved(defragmentation) = reply {
-            self.totals.moves += defragmentation.moves.len();
-        }
-        if let Reply::Released(jobs) = reply {
-            // The job of a scheduler keeps its processes after a release.
-            let stays_known =
-                |job: &JobId| self.warden.state().jobs.get(job).is_some_and(|job| job.was_released);
-            jobs.iter().filter(|job| !stays_known(job)).for_each(|job| self.clear_expected_job(job));
-        }
-        if let (Command::Provision(_), Reply::Assigned(_)) = (command, reply) {
-            self.totals.provisions += 1;
-        }
-        if let (Command::Assign(request), Reply::Assigned(job)) = (command, reply) {
-            self.totals.jobs += 1;
-            if self.warden.state().members.members_of_job(&job.id).next().is_none() {
-                // The job is new: the processes of an ended job with the same name do not belong to it.
-                self.clear_expected_job(&job.id);
-            }
-            let mut world = self.world.borrow_mut();
-            let mut expected: BTreeSet<Pid> = request.pids.iter().copied().collect();
-            loop {
-                let members = self.warden.state();
-                let more: Vec<Pid> = world
-                    .processes
-                    .values()
-                    .filter(|process| {
-                        expected.contains(&process.parent) && !expected.contains(&process.id.pid)
-                    })
-                    .filter(|process| {
-                        members.members.get(&process.id.pid).is_some_and(|member| member.job == job.id)
-                    })
-                    .map(|process| process.id.pid)
-                    .collect();
-                if more.is_empty() {
-                    break;
-                }
-                expected.extend(more);
-            }
-            for pid in expected {
-                if let Some(process) = world.processes.get_mut(&pid) {
-                    process.expected_job = Some(job.id.to_string());
-                }
-            }
         }
     }
 }
