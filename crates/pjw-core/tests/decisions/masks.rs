@@ -428,3 +428,36 @@ fn the_child_of_a_process_that_joins_with_its_own_mask_gets_the_mask_of_its_pare
     m.release("a").unwrap();
     assert_eq!([10, 20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-1", "0-1"]);
 }
+
+#[test]
+fn the_child_of_a_stray_that_is_kept_off_before_the_child_is_read_keeps_the_mask_of_its_parent() {
+    let mut m = machine();
+    m.state.fork_events_complete_since = Some(Nanos(0));
+    for (pid, id) in [(10, "a"), (11, "b")] {
+        m.spawn(pid, 1, 1001);
+        m.assign(id, 2, &[pid]).unwrap();
+    }
+    m.policy.adopt_unassigned_processes = true;
+    m.advance(SECOND);
+    // The process requests exactly the mask of the first job.
+    m.spawn(20, 1, 1001);
+    m.bind(20, 20, "0-1");
+    let scan = m.state.scan_request(true);
+    let next_scan = m.cycle(&scan, &[]).next_scan.unwrap();
+    // The fork event of the child is read before the masks of its parent. The parent gets its mask before the child is
+    // read.
+    let at = Nanos(m.now());
+    let fork = ProcessEvent::Fork { parent: Pid(20), creator: Tid(20), child: Pid(21), at };
+    m.state.apply_process_events(&[fork]);
+    m.advance(1);
+    m.spawn(21, 20, 1001);
+    let _ = m.cycle(&next_scan, &[]);
+    let outside_jobs = m.effective_mask(20, 20);
+    assert_eq!((m.grant("a").as_str(), m.effective_mask(21, 21).as_str()), ("0-1", "0-1"));
+    assert_ne!(outside_jobs, "0-1");
+    m.settle();
+    assert_eq!([20, 21].map(|pid| m.effective_mask(pid, pid)), [&*outside_jobs; 2]);
+    m.policy.adopt_unassigned_processes = false;
+    m.settle();
+    assert_eq!([20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-1", "0-1"]);
+}

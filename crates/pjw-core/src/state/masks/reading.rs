@@ -148,10 +148,10 @@ impl WardenState {
         let first_seen = member.first_seen.or_else(|| Some(self.processes.get(&pid)?.first_seen));
         let birth = BirthTime::from_start_time(thread.start, first_seen);
         let descendant = self.lineage.descendant(pid).filter(|_| is_first);
+        let birth_limits = || self.birth_limits(pid, descendant, birth.earliest.min(now), persists);
         let inherit = |requests: Vec<MaskRequest>| {
             let mut entry = MaskEntry::from_inherited(requests, birth)?;
-            let limits = self.birth_limits(pid, descendant, birth.earliest.min(now), persists);
-            let reading = entry.record_reading(seen, &limits, now);
+            let reading = entry.record_reading(seen, &birth_limits(), now);
             // The journal does not contain the mask of a program.
             if !entry.needs_restore() {
                 entry.mark_not_journaled();
@@ -190,7 +190,11 @@ impl WardenState {
             return Some(entry);
         }
         let limits = limits();
-        let of_job = (!limits.is_unrestricted(seen)).then(|| self.requests_of_job(member, is_first, birth));
+        let of_job = (!limits.is_unrestricted(seen)).then(|| {
+            let birth_limits = birth_limits();
+            let shows_mask = |request: &MaskRequest| birth_limits.may_result_in(&request.mask, seen);
+            self.requests_of_job(member, is_first, birth, shows_mask)
+        });
         let inherited = of_job.and_then(predicted);
         Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, now)))
     }
@@ -213,8 +217,8 @@ impl WardenState {
     }
 
     /// Returns the mask requests that a thread of `member` may have inherited from another process of the same job.
-    /// Used if no fork event named the creator of the thread. `birth` is the interval in which the thread began. The
-    /// result has:
+    /// Used if no fork event named the creator of the thread. `birth` is the interval in which the thread began.
+    /// `shows_mask` is whether a request may have resulted in the mask of the thread. The result has:
     ///
     /// - the grant of the job (the PUs that the job holds), if the job had it then,
     /// - for the first thread of the process (`is_first`): a request of a released job that explains the mask,
@@ -224,12 +228,21 @@ impl WardenState {
     ///
     /// - The process was not new when it joined the job: a release of another job may have given it such a mask.
     /// - `is_first` is true and the process was registered by a command: it may have had such a mask before.
-    /// - `is_first` is true and fork events have told from which process it descends.
-    fn requests_of_job(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
-        // A child of a process whose masks were unread at the fork has a known descent, but no known requests. The
-        // requests are known nevertheless if that process turned out to have no mask of pjw.
+    /// - `is_first` is true and fork events have told from which process it descends. Except if this process was unread
+    ///   at the fork, and is still unread or had a request of pjw or the kernel that shows the mask.
+    fn requests_of_job(
+        &self,
+        member: &Member,
+        is_first: bool,
+        birth: BirthTime,
+        shows_mask: impl Fn(&MaskRequest) -> bool,
+    ) -> Vec<MaskRequest> {
+        // A child of a process whose masks were unread at the fork has a known descent, but no known requests. It has
+        // no mask of pjw nevertheless if no mask of pjw of that process shows the mask. pjw may have written other
+        // masks for that process meanwhile: a process that it confines is read before its child.
         let has_known_requests = |descendant: &Descendant| {
-            !descendant.inherited_mask_requests.is_empty() || self.has_only_own_masks(descendant.ancestor)
+            !descendant.inherited_mask_requests.is_empty()
+                || self.shows_only_own_requests(descendant.ancestor, &shows_mask)
         };
         let has_known_descent = self.has_known_descent(member.id.pid, birth.earliest)
             && self.lineage.descendant(member.id.pid).is_none_or(has_known_requests);
@@ -258,13 +271,15 @@ impl WardenState {
         requests
     }
 
-    /// Whether all masks of a tracked process were read, and the program requested each of them.
-    fn has_only_own_masks(&self, pid: Pid) -> bool {
-        let is_own = |thread: &MemberThread| {
+    /// Whether all masks of the tracked process `pid` were read, and only requests of its program show the mask of a
+    /// child. `shows_mask` is whether a request may have resulted in the mask of the child.
+    fn shows_only_own_requests(&self, pid: Pid, shows_mask: impl Fn(&MaskRequest) -> bool) -> bool {
+        let is_own = |request: &MaskRequest| request.writer == MaskWriter::Program || !shows_mask(request);
+        let has_only_own = |thread: &MemberThread| {
             let mut requests = thread.mask_entry.iter().flat_map(MaskEntry::known_requests).peekable();
-            requests.peek().is_some() && requests.all(|request| request.writer == MaskWriter::Program)
+            requests.peek().is_some() && requests.all(is_own)
         };
         let threads = self.tracked_process(pid).map(|member| &member.threads);
-        threads.is_some_and(|threads| !threads.is_empty() && threads.values().all(is_own))
+        threads.is_some_and(|threads| !threads.is_empty() && threads.values().all(has_only_own))
     }
 }
