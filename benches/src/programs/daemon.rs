@@ -239,7 +239,7 @@ impl PrivateWarden {
         Ok(self.call::<Value>("Assign", &request).map(drop)?)
     }
 
-    /// As [`PrivateDaemon::assign`], and gives the job the rule `rule` for the NUMA nodes of its processes
+    /// As [`PrivateWarden::assign`], and gives the job the rule `rule` for the NUMA nodes of its processes
     /// (`--within-job`), such as `rr`. In a job with such a rule, pjwd also pins the only hot thread (a thread that runs
     /// most of the time).
     ///

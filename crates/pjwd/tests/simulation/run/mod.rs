@@ -168,7 +168,6 @@ impl Run {
         let journal = SimJournal::new(faults.clone());
         let node = SimMachineInterface::new(Rc::clone(&world), Rc::clone(&workload), faults.clone());
         let warden = start(node, &journal, &topology, &policy);
-        let (triggers, totals) = (DueScans::default(), Totals::default());
         Self {
             verbose,
             random: chance,
@@ -179,7 +178,7 @@ impl Run {
             faults,
             journal,
             warden,
-            triggers,
+            triggers: DueScans::default(),
             next_name: 0,
             assigned: BTreeMap::new(),
             originals_known: BTreeSet::new(),
@@ -187,7 +186,7 @@ impl Run {
             events: Vec::new(),
             has_run_cycle_since_start: false,
             lending: lending_machine.map(|machine| Lending::new(&seed, machine)),
-            totals,
+            totals: Totals::default(),
         }
     }
 
