@@ -183,8 +183,10 @@ int switched(u64 *context)
 		seen->started = is_candidate(prev, orders->warden, owner_cpus) && !is_idle(prev) ? armed_at : 0;
 	}
 	int is_heard = seen->started != 0;
-	int is_next_idle = is_idle(next);
-	int next_counts = is_candidate(next, orders->warden, owner_cpus) && !is_next_idle;
+	int is_next_candidate = is_candidate(next, orders->warden, owner_cpus);
+	// The walk through the cgroups is left out where its result does not matter.
+	int is_next_idle = (is_next_candidate || seen->started) && is_idle(next);
+	int next_counts = is_next_candidate && !is_next_idle;
 
 	// The idle task of the CPU runs only if no thread waits, so the thread has left the CPU. A kernel thread in between changes
 	// nothing.
