@@ -289,21 +289,22 @@ fn a_restart_keeps_pins_bindings_and_requested_masks() {
     m.assign("a", 4, &[10]).unwrap();
     m.bind(10, 12, "3");
     for _ in 0..3 {
-        m.run(&[11]);
+        m.run(&[11, 12]);
         m.settle();
     }
     let masks = |m: &Machine| [10, 11, 12].map(|tid| m.effective_mask(10, tid));
     let before = masks(&m);
+    assert_eq!(before[1].len(), 1, "it is pinned, because the bound thread is hot too: {before:?}");
     let records = m.state.records();
     let topology = m.state.topology.clone();
     m.state = pjw_core::state::WardenState::new(topology, &cpu_set(""));
     for record in records {
         m.state.apply_record(record);
     }
-    m.run(&[11]);
+    m.run(&[11, 12]);
     assert!(m.settle().iter().all(|action| action.thread.tid.0 == 11), "only the pin may be changed");
     for _ in 0..3 {
-        m.run(&[11]);
+        m.run(&[11, 12]);
         m.settle();
     }
     assert_eq!(masks(&m), before);
