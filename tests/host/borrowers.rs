@@ -1,5 +1,4 @@
-//! Borrowers (jobs on free and lent cores): that they are told which cores they lose, and that they stay at idle
-//! priority.
+//! Borrowers (jobs on free and lent cores): the events and signals about cores that they lose, and their idle priority.
 
 use std::fs;
 use std::path::{Path, PathBuf};
