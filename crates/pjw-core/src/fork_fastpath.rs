@@ -13,8 +13,12 @@
 //! in a cpuset of its own. There is one exception: if the process has every online PU and no known cpuset restricts its
 //! ancestor, the program requested every PU.
 
-use crate::basics::{CpuSet, Pid, ProcessId, Pu, Tid, prelude::*};
-use crate::state::{Descendant, WardenState};
+mod first_write;
+
+pub use first_write::{FirstMaskWrites, plan_first_mask_writes};
+
+use crate::basics::{CpuSet, Pid, Pu, Tid, prelude::*};
+use crate::state::{Descendant, MaskLimits, WardenState};
 use crate::terms::{
     ExpectedMask, ForkMaskMismatch, MaskProbeResult, Observed, Process, ScanScope, Snapshot, Thread,
 };
@@ -129,8 +133,12 @@ pub fn snapshot_of_mismatches(
             let is_in_same_cpuset =
                 || cpuset_paths.get(&pid).is_some_and(|path| parent.cgroup.as_deref() == Some(path));
             let is_explained = !state.cpusets.delayed_changes.is_moving(parent.id)
-                && (is_request_known(state, descendant, parent.id, &forked.effective_mask)
-                    || is_in_same_cpuset());
+                && (is_request_known(
+                    state,
+                    descendant,
+                    &state.present_mask_limits(parent.id.pid),
+                    &forked.effective_mask,
+                ) || is_in_same_cpuset());
             is_explained.then(|| (pid, Observed::Present(process_from_parent(parent, forked))))
         })
         .collect();
@@ -164,21 +172,26 @@ pub fn forked_with_unexplained_masks(
             return false;
         };
         expected.get(&pid).is_some_and(|expected| !forked.effective_mask.is_subset(&expected.mask))
-            && !is_request_known(state, new, parent.id, &forked.effective_mask)
+            && !is_request_known(
+                state,
+                new,
+                &state.present_mask_limits(parent.id.pid),
+                &forked.effective_mask,
+            )
     };
     probe.mismatches.iter().filter(is_unknown).map(|forked| forked.id.pid).collect()
 }
 
 /// Whether `effective_mask`, the mask of the new process `new`, tells which mask was requested, without the cgroup of
-/// the process: the process may have inherited the request, or no cpuset restricts the process and `parent`.
+/// the process: the process may have inherited the request, or no cpuset restricts the process and its parent. `limits`
+/// has the PUs to which the kernel limits the masks of the parent.
 fn is_request_known(
     state: &WardenState,
     new: &Descendant,
-    parent: ProcessId,
+    limits: &MaskLimits,
     effective_mask: &CpuSet,
 ) -> bool {
     let online = state.pool.online_cpus();
-    let limits = state.present_mask_limits(parent.pid);
     let is_unrestricted =
         limits.possible_cpus.iter().chain([effective_mask]).all(|cpus| online.is_subset(cpus));
     let is_result_of = |requested: &CpuSet| limits.may_result_in(requested, effective_mask);

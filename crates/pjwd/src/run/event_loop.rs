@@ -246,6 +246,8 @@ impl EventLoop {
         loop {
             let cpu_before = clock::own_thread_cpu_time();
             let readable = self.wait_for_work();
+            // The masks of new processes come first: they run outside of their job's cores until then.
+            self.drain_events();
             let mut pending = PendingCommands::new();
             let messages = self.inbox.take_messages();
             let has_messages = !messages.is_empty();
@@ -275,7 +277,6 @@ impl EventLoop {
                 // A long queue of messages must not trigger the watchdog.
                 self.watchdog.ping_if_due();
             }
-            self.drain_events();
             let now = Instant::now();
             self.read_wanted_cores(readable.job_files, now);
             if readable.cgroups && self.warden.machine_interface_mut().has_cgroup_changes() {

@@ -6,14 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pjw_core::command::Command;
 use pjw_core::ids::{ProcessId, ThreadId};
-use pjw_core::plan::MaskOutcome;
 use pjw_core::policy::Policy;
 use pjw_core::ports::{Journal, MachineInterface};
-use pjw_core::reconcile::{reconcile, reconcile_forks};
+use pjw_core::reconcile::reconcile;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, BatchIdentity, Observed, ProcessEventBatch, Snapshot};
 use pjw_core::{
@@ -22,10 +21,8 @@ use pjw_core::{
 };
 use pjw_sources::LocalHost;
 
-use super::forks::{changes_process_masks, defer_scans_of_expected_masks, find_wrong_fork_masks};
-use super::report::{
-    ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, is_release, refuse_unrecorded_commands,
-};
+use super::forks::changes_process_masks;
+use super::report::{CycleReport, EventCount, OngoingFailures, is_release, refuse_unrecorded_commands};
 use crate::host::thaw_watcher::ThawWatcher;
 
 /// The largest number of rounds per cycle. The next cycle continues, so a job that forks all the time does not delay
@@ -60,6 +57,8 @@ pub struct Warden<N, J> {
     pub(super) audited_grants: Option<(u64, GrantAudit)>,
     /// The time for which this cycle may still wait for changes of cpusets.
     pub(super) cpuset_time_left: Duration,
+    /// The results of the corrections of the masks of forked processes since the last cycle. The next cycle reports them.
+    pub(super) fork_report: CycleReport,
     /// The process that thaws the frozen jobs if the daemon is killed. `None` if none is needed.
     pub(super) thaw_watcher: Option<ThawWatcher>,
 }
@@ -94,6 +93,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             unknown_pus: CpuSet::new(),
             audited_grants: None,
             cpuset_time_left: Duration::ZERO,
+            fork_report: CycleReport::default(),
             thaw_watcher: None,
         }
     }
@@ -177,15 +177,6 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.events_read.still_dropping = still_dropping;
     }
 
-    /// Reads the affinity masks of the processes that processes of jobs forked since the last scan. Decides for each
-    /// new process whether its scan is urgent. The scan can wait for a few milliseconds if the affinity mask is the set
-    /// of online PUs (logical CPUs) that the job holds. The scan can also wait if the process was forked into the
-    /// cpuset of the job. Otherwise, the scan is urgent. Must be called after process events were read, unless a cycle
-    /// follows at once.
-    pub fn check_masks_of_new_forks(&mut self) {
-        defer_scans_of_expected_masks(&mut self.node, &mut self.state);
-    }
-
     /// Returns how many process events (fork, exec, exit) were read since the last call of this function, and whether
     /// events were lost in this time. Resets the count to zero.
     pub fn take_event_count(&mut self) -> EventCount {
@@ -258,7 +249,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             self.ongoing_failures.journal_error =
                 self.write_records(&[]).err().map(|fault| fault.to_string());
         }
-        let mut report = CycleReport::default();
+        let mut report = std::mem::take(&mut self.fork_report);
         let mut request = request;
         self.set_cpuset_time_limit(commands);
         let mut is_fork_scan_due = commands.iter().any(changes_process_masks);
@@ -322,33 +313,6 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             cgroups: BTreeSet::new(),
             idle_watch: Arc::default(),
         })
-    }
-
-    /// Confines processes that were forked outside of their job's cores, before the scan of the cycle, which takes
-    /// longer. Adds the results to `report`. Does nothing if an earlier write of the journal has failed. Returns the
-    /// error if the journal can't be written now, `None` otherwise.
-    fn confine_forks(&mut self, report: &mut CycleReport) -> Option<String> {
-        if self.ongoing_failures.journal_error.is_some() {
-            return None;
-        }
-        let snapshot = find_wrong_fork_masks(&mut self.node, &self.state)?;
-        self.policy.may_grant = true;
-        let decision = reconcile_forks(&mut self.state, &snapshot, &self.policy);
-        report.plan_warnings.clone_from(&decision.warnings);
-        let _ = self.carry_out(decision, &snapshot, &[], None, report);
-        let confined_at = Instant::now();
-        let is_done = |outcome: &MaskOutcome| matches!(outcome, MaskOutcome::Done { .. });
-        for (action, _) in report.mask_outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {
-            self.state.record_mask_applied_during_fork(action);
-            let pid = action.thread.process.pid;
-            let forked_at = self.state.lineage.descendant(pid).and_then(|node| node.forked_at);
-            report.confined_new_processes.extend(forked_at.map(|forked_at| ConfinedNewProcess {
-                pid,
-                forked_at,
-                confined_at,
-            }));
-        }
-        self.ongoing_failures.journal_error.clone()
     }
 
     /// Runs one round (scan, decision and changes), which scans the processes in `request` and executes `commands`.

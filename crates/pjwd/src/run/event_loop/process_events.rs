@@ -18,13 +18,14 @@ const OVERRUN_EPISODE_INTERVALS: u32 = 10;
 
 impl EventLoop {
     /// Reads all pending process events (fork, exec, exit) of the kernel. Then checks the affinity masks of the new
-    /// processes that processes of jobs have forked.
+    /// processes that processes of jobs have forked, and corrects them unless the CPU budget is overdrawn.
     pub(super) fn drain_events(&mut self) {
         if !self.has_process_events {
             return;
         }
         self.warden.read_process_events();
-        self.warden.check_masks_of_new_forks();
+        let may_confine = self.budget.wait_time(Instant::now()).is_zero();
+        self.warden.check_masks_of_new_forks(may_confine);
         let waited_since = self.netlink_paused_since.take();
         if waited_since.is_some() {
             self.lateness.record_events_put_off();
