@@ -189,9 +189,9 @@ pub struct Policy {
     pub reservation_timeout: Duration,
     /// The settings of lending: jobs of the class besteffort run on cores that other jobs leave idle.
     pub lending: LendingPolicy,
-    /// Whether pjw may give cores to waiting jobs, lend cores, and take lent cores back. Each of these changes needs a
-    /// record in the journal (the file from which a restarted daemon restores its state). So the value is false while
-    /// pjwd can't write its journal. Not part of the configuration.
+    /// Whether pjw may give cores to waiting jobs. This needs a record in the journal (the file from which a restarted
+    /// daemon restores its state). So the value is false while pjwd can't write its journal. Cores are lent and taken
+    /// back also then: borrowed cores stay with their holder. Not part of the configuration.
     pub may_grant: bool,
 }
 

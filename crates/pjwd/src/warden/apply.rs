@@ -23,7 +23,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     ///
     /// `rollback_state` is the state before the decision. If the records can't be written, the function decides again
     /// from that state. If it is `None`, at most the changes that need no record are made then: none at all, unless the
-    /// `commands` only release jobs, or a cycle without commands only puts back what was changed.
+    /// `commands` only release jobs, or an earlier write has failed and there are no commands.
     pub(super) fn carry_out(
         &mut self,
         decision: Decision,
@@ -45,13 +45,14 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             if let Some(rollback_state) = rollback_state {
                 return self.decide_on_releases(&fault, rollback_state, snapshot, commands, report);
             }
-            let puts_back_only = commands.is_empty() && !self.policy.may_grant;
-            if !puts_back_only && !only_releases(commands) {
+            self.note_unrecorded_masks(&records);
+            let grants_nothing = commands.is_empty() && !self.policy.may_grant;
+            if !grants_nothing && !only_releases(commands) {
                 self.drop_applied_identities(snapshot);
                 // The ended jobs are gone from the state, so their reports are needed.
                 report.ended_jobs.extend(reports);
                 self.undo_unrecorded_decision(&fault, commands, &plan, report);
-                return None;
+                return next_scan.filter(|_| commands.is_empty());
             }
             plan = self.without_unrecorded_actions(plan, &fault);
             is_recorded = false;

@@ -55,6 +55,9 @@ pub struct Warden<N, J> {
     /// The last check that the cores granted to jobs obey the rules, with the number of changes of the grants up to the
     /// check.
     pub(super) audited_grants: Option<(u64, GrantAudit)>,
+    /// The threads whose affinity masks are not in the journal, because it could not be written. Empty after each
+    /// successful write.
+    pub(super) unrecorded_masks: BTreeSet<ThreadId>,
     /// The time for which this cycle may still wait for changes of cpusets.
     pub(super) cpuset_time_left: Duration,
     /// The results of the corrections of the masks of forked processes since the last cycle. The next cycle reports them.
@@ -92,6 +95,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             affinity_requests: Vec::new(),
             unknown_pus: CpuSet::new(),
             audited_grants: None,
+            unrecorded_masks: BTreeSet::new(),
             cpuset_time_left: Duration::ZERO,
             fork_report: CycleReport::default(),
             thaw_watcher: None,
@@ -243,7 +247,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// then repeats the scan, the decision and the changes, up to 8 times in total. If a further scan is required
     /// after that, [`CycleReport::has_unfinished_work`] is true, and the caller must run another cycle. While the
     /// journal (the records of pjwd's changes) can't be written, jobs are only released: other commands are refused,
-    /// masks and cpusets are only put back, and no job gets cores.
+    /// masks and cpusets are only put back, and no job gets cores of its own. Cores are lent and taken back also then.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.ongoing_failures.journal_error.is_some() {
             self.ongoing_failures.journal_error =
@@ -262,12 +266,13 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
                 _ => None,
             })
             .collect();
-        if let Some(fault) = self.confine_forks(&mut report).filter(|_| !commands.iter().any(is_release)) {
-            // The journal can't be written, and the records of the forked processes must be its next records. So this
-            // cycle ends here without the requested scan, and the next rescan is a full scan.
+        if let Some(fault) = self.confine_forks(&mut report) {
+            // The records of the forked processes are missing, so the next write has the whole state.
             self.state.full_scan_due = true;
-            report.replies = refuse_unrecorded_commands(commands, &fault);
-            return report;
+            if !commands.is_empty() && !commands.iter().any(is_release) {
+                report.replies = refuse_unrecorded_commands(commands, &fault);
+                return report;
+            }
         }
         // After the confinement of the forks: that decision reads no cgroups, so it must not know of these changes.
         self.record_finished_cpuset_changes(&mut request, &mut report);
@@ -326,10 +331,14 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let mut snapshot = self.scan_processes(request);
         snapshot.affinity_requests.splice(..0, std::mem::take(&mut self.affinity_requests));
         let next = self.decide_and_apply(&snapshot, commands, report);
-        if self.policy.may_grant || self.ongoing_failures.journal_error.is_some() {
+        let can_write = self.ongoing_failures.journal_error.is_none();
+        // If the journal can be written again since this decision, the next one grants the cores that this one left
+        // free. If it can't be written since this decision, the next one makes the changes that need no record.
+        let is_decided_again =
+            if can_write { !self.policy.may_grant } else { self.policy.may_grant && commands.is_empty() };
+        if !is_decided_again {
             return next;
         }
-        // The journal can be written again since this decision. The next one grants the cores that this one left free.
         Some(next.unwrap_or_else(|| command_scan_request(&mut self.state, &[])))
     }
 

@@ -1,7 +1,8 @@
 //! The journal of the warden: every decision is recorded before it is carried out, and rolled back if it can't be.
 
 use pjw_core::command::Command;
-use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
+use pjw_core::cpuset_group::CpusetAction;
+use pjw_core::cpusets::needs_record;
 use pjw_core::plan::{MaskAction, MaskActionKind, Plan};
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::record::Record;
@@ -24,15 +25,6 @@ fn records_size(records: usize, machine: &CpuSet) -> u64 {
     ((records + OTHER_RECORDS) * bytes_per_record) as u64
 }
 
-/// Returns whether `action` takes back what an earlier change of a cpuset did.
-fn puts_back(action: &CpusetAction) -> bool {
-    use CpusetChange::{Create, MoveBack, MoveIn, Remove, RemoveLimits};
-    match action.change {
-        MoveBack { .. } | RemoveLimits { .. } | Remove { .. } => true,
-        Create { .. } | MoveIn { .. } => false,
-    }
-}
-
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Replaces the content of the journal (the records of pjwd's changes) by the records of the current state.
     /// Earlier records are dropped, so the journal becomes shorter.
@@ -40,7 +32,14 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// # Errors
     /// If the journal can't be written. The old content then stays valid.
     pub fn rewrite_journal(&mut self) -> Result<(), J::Fault> {
-        self.journal.rewrite(&self.state.records())
+        let written = self.journal.rewrite(&self.state.records());
+        if written.is_ok() {
+            self.unrecorded_masks.clear();
+        } else if !self.journal.is_in_place() {
+            // Another program removed the journal.
+            self.unrecorded_masks.extend(self.state.journaled_masks().map(|(thread, _)| thread));
+        }
+        written
     }
 
     /// Recreates the files of the journal (the records of pjwd's changes) from the current state if another program
@@ -99,7 +98,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// written, the caller puts this copy in the place of the state. `None` if no copy is needed, in these cases:
     ///
     /// - There are no commands of clients.
-    /// - All commands release jobs, and an earlier write has failed: nobody gets the freed cores then.
+    /// - All commands release jobs, and an earlier write has failed: the freed cores have no new owner then.
     /// - The journal has reserved enough disk space for the records of the commands, so that the write can't fail for
     ///   lack of space. Space is reserved only if the commands concern few threads.
     pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
@@ -135,12 +134,26 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         (!is_reserved).then(|| self.state.clone())
     }
 
-    /// Returns those actions of `plan` that put back masks and processes, which need no record. Used after the
-    /// records of a decision could not be written to the journal for the reason `fault`. The other actions are left
-    /// out, and are planned again by a later cycle.
+    /// Notes the threads whose affinity masks are in `records`, the records of a decision that could not be written to
+    /// the journal. The next successful write has the whole state, and so all these masks.
+    pub(super) fn note_unrecorded_masks(&mut self, records: &[Record]) {
+        let threads = records.iter().filter_map(|record| match record {
+            Record::MaskSet { thread, .. } => Some(*thread),
+            _ => None,
+        });
+        self.unrecorded_masks.extend(threads);
+    }
+
+    /// Returns those actions of `plan` that need no record: they put back masks and processes, or change loans
+    /// ([`needs_record`]). Used after the records of a decision could not be written to the journal for the reason
+    /// `fault`. The other actions are left out, and are planned again by a later cycle.
     pub(super) fn without_unrecorded_actions(&mut self, plan: Plan, fault: &J::Fault) -> Plan {
-        let Plan { mut cpuset_actions, mask_actions } = plan;
-        cpuset_actions.retain(puts_back);
+        let Plan { cpuset_actions, mask_actions } = plan;
+        let is_allowed =
+            |action: &CpusetAction| !needs_record(&self.state, &self.policy, action, &self.unrecorded_masks);
+        let (cpuset_actions, dropped): (Vec<CpusetAction>, Vec<CpusetAction>) =
+            cpuset_actions.into_iter().partition(is_allowed);
+        dropped.iter().for_each(|action| self.state.cpusets.record_not_attempted(action));
         let is_restore = |action: &MaskAction| action.kind == MaskActionKind::Restore;
         let (mask_actions, dropped): (Vec<MaskAction>, Vec<MaskAction>) =
             mask_actions.into_iter().partition(is_restore);
@@ -162,13 +175,14 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     ) {
         let fault = fault.to_string();
         plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
+        plan.cpuset_actions.iter().for_each(|action| self.state.cpusets.record_not_attempted(action));
         report.replies.extend(refuse_unrecorded_commands(commands, &fault));
         self.ongoing_failures.journal_error = Some(fault);
     }
 
     /// Decides again from `snapshot`, because the records of a decision could not be written to the journal for the
     /// reason `fault`. First replaces the present state by `before`, the state before the decision. Then carries out
-    /// only those of the `commands` that release jobs, and gives the freed cores to nobody. `report` gets a refusal
+    /// only those of the `commands` that release jobs. Only borrowers can get the freed cores. `report` gets a refusal
     /// for each other command. Returns the next scan if there is more to do.
     pub(super) fn decide_on_releases(
         &mut self,

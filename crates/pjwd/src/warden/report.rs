@@ -16,8 +16,8 @@ use pjw_core::{job::JobId, refusal::Refusal, time::Nanos, usage::JobReport};
 /// write of its records. `pjwctl status` shows these failures as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OngoingFailures {
-    /// The error of the last write of the journal. `None` if this write succeeded. While there is an error,
-    /// jobs are only released: pjwd only puts affinity masks and cpusets back.
+    /// The error of the last write of the journal. `None` if this write succeeded. While there is an error, jobs are
+    /// only released: pjwd only puts affinity masks and cpusets back, and changes the loans of borrowers.
     pub journal_error: Option<String>,
     /// The jobs that failed the audit, each with the violated rule as text. The audit checks the granted
     /// cores and the planned changes of each job before the changes are made. No changes of affinity masks or

@@ -115,7 +115,12 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new() -> Self {
-        let kernel = ScriptedMachine::new(regular_topology(2, 1, 1, 4, 1).cpus(), CpusetSupport::default());
+        Self::with_policy(Policy::default())
+    }
+
+    pub(crate) fn with_policy(policy: Policy) -> Self {
+        let topology = regular_topology(2, 1, 1, 4, 1);
+        let kernel = ScriptedMachine::new(topology.cpus(), policy.cpuset_support.clone());
         for pid in [10, 20] {
             drop(kernel.spawn(pid, 1, ALICE.0));
         }
@@ -124,7 +129,7 @@ impl Machine {
         let node = RefusingNode { node: kernel.simulated_machine(), faults: Rc::clone(&faults) };
         let faulty_journal = FaultyJournal { journal: journal.clone(), faults: Rc::clone(&faults) };
         let host = pjw_sources::LocalHost { name: "n1".to_owned(), flux_user: None };
-        let warden = Warden::new(node, faulty_journal, new_state(), Vec::new(), Policy::default(), host);
+        let warden = Warden::new(node, faulty_journal, new_state(), Vec::new(), policy, host);
         Self { kernel, journal, faults, warden }
     }
 

@@ -10,8 +10,8 @@
 //!
 //! The tests of *lending* have the same phases and conditions. There, jobs are guaranteed and besteffort, the demand of
 //! the owners changes, and the daemon samples it as its event loop does. No PU has two owners or two borrowers, no
-//! owner waits for a borrower, no borrower is frozen while a core is free, and a release undoes everything. One of
-//! these tests has the monitor of lent PUs, one has cgroup v1, and one has provisions.
+//! owner waits for a borrower, no borrower is frozen while a core is free, also while records are lost, and a release
+//! undoes everything. One of these tests has the monitor of lent PUs, one has cgroup v1, and one has provisions.
 //!
 //! A test runs 1,000 seeds: 600 that are the same each time, and 400 that are new each day. The tests of lending with
 //! the monitor, with cgroup v1 and with provisions run a third of them. `PJW_SEEDS=100000` runs 100,000 seeds instead,

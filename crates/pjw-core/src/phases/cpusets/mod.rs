@@ -14,7 +14,10 @@ mod origins;
 mod placement;
 pub(crate) mod planned;
 mod removal;
+mod unrecorded;
 mod warnings;
+
+pub use unrecorded::needs_record;
 
 use alloc::sync::Arc;
 

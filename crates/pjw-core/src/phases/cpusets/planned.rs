@@ -21,14 +21,20 @@ pub(crate) struct PendingCpusetChanges {
 /// processes in the cpuset. Leaves out a thread whose original mask has every PU of the machine, unless the journal
 /// already has a mask of this thread.
 pub(super) fn journal_requested_masks(draft: &mut CycleDraft<'_>, job: &JobId, path: &str) {
-    let machine = draft.state.topology.cpus();
+    let bound = bound_threads(draft.state, job, path);
+    bound.into_iter().for_each(|thread| draft.start_journaling(thread));
+}
+
+/// Returns the threads whose affinity masks must be in the journal before a change of the cpuset of `job` at the cgroup
+/// path `path`: see [`journal_requested_masks`].
+pub(super) fn bound_threads(state: &WardenState, job: &JobId, path: &str) -> Vec<ThreadId> {
+    let machine = state.topology.cpus();
     // The journal may have an earlier request of a thread that has every PU now.
     let is_kept =
         |entry: &MaskEntry| !machine.is_subset(entry.original_mask()) || entry.journaled_since().is_some();
     let is_bound = |thread: &MemberThread| thread.mask_entry.as_ref().is_some_and(is_kept);
-    let threads = draft.state.processes_affected_by_cpuset(job, path).flat_map(Member::living_threads);
-    let bound: Vec<ThreadId> = threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect();
-    bound.into_iter().for_each(|thread| draft.start_journaling(thread));
+    let threads = state.processes_affected_by_cpuset(job, path).flat_map(Member::living_threads);
+    threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect()
 }
 
 /// Plans to move `process` out of the cpuset of `job` at `path`, back to its original cgroup `to`. `why` is the reason,

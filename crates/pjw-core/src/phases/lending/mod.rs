@@ -57,13 +57,13 @@ struct Owner {
 /// Returns whether a decision at the time `now` (in ns since boot) would change the loans of cores: which job borrows
 /// which core, or which borrowed PUs (logical CPUs) are in the grace period before pjw takes them back. Only jobs of
 /// the class besteffort borrow cores. They borrow cores that are free or that other jobs leave idle. False while
-/// `policy` has the mode `observe` or grants no cores: the loans then stay as they are.
+/// `policy` has the mode `observe`: the loans then stay as they are.
 ///
 /// The daemon calls this function after it has measured how many cores each job uses. If the result is true, the daemon
 /// makes the decision ([`crate::reconcile::reconcile`]).
 #[must_use]
 pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> bool {
-    if !state.jobs.has_borrowers() || policy.mode != DaemonMode::Enforce || !policy.may_grant {
+    if !state.jobs.has_borrowers() || policy.mode != DaemonMode::Enforce {
         return false;
     }
     let decision = decide_loans(state, policy, now);
@@ -123,7 +123,7 @@ pub(crate) fn reason_not_to_borrow(state: &WardenState, policy: &Policy) -> Opti
 /// not check whether pjw can move the processes into the cpuset of the job. Only processes in this cpuset are frozen.
 pub(crate) fn would_freeze_new_job(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> bool {
     let is_frozen = starved_grant(state, policy, job).is_some_and(|grant| grant.0 == Ownership::Frozen);
-    if !policy.may_grant || !is_frozen {
+    if !is_frozen {
         return false;
     }
     let mut borrowers = present_borrowers(state, policy);
@@ -136,8 +136,8 @@ pub(crate) fn would_freeze_new_job(state: &WardenState, policy: &Policy, job: &J
 
 /// Decides which cores each borrower (a job of the class besteffort) gets, and changes the grants of the borrowers. The
 /// cores are free cores, and cores that guaranteed jobs leave idle. A second call in the same cycle changes nothing.
-/// The grants of the borrowers stay unchanged if the mode is not `enforce`, or while pjwd can't write its journal
-/// ([`Policy::may_grant`]).
+/// The grants of the borrowers stay unchanged if the mode is not `enforce`. They change also while pjwd can't write its
+/// journal, because a loan needs no record ([`crate::phases::cpusets::needs_record`]).
 pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.
@@ -150,10 +150,6 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     if !state.jobs.has_borrowers() || draft.policy.mode != DaemonMode::Enforce {
         // The borrower may have ended in a grace period.
         state.lending.set_pus_to_return(BTreeMap::new(), &CpuSet::new());
-        drop(state.lending.take_pus_left_by_borrowers());
-        return;
-    }
-    if !draft.policy.may_grant {
         drop(state.lending.take_pus_left_by_borrowers());
         return;
     }

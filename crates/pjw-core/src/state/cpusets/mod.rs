@@ -395,6 +395,15 @@ impl CpusetRegistry {
         }
     }
 
+    /// Records that pjw did not try the planned change `action` of a cpuset, because the journal could not be written.
+    /// The write does not count as one that another program overwrote.
+    pub fn record_not_attempted(&mut self, action: &CpusetAction) {
+        let CpusetChange::Create { job_cpuset, .. } = &action.change else { return };
+        if let Some(managed) = self.managed.get_mut(&job_cpuset.path) {
+            managed.tries = managed.tries.saturating_sub(1);
+        }
+    }
+
     /// Records that the settings of a cpuset were written, if no other settings were planned meanwhile.
     fn record_done(&mut self, action: &CpusetAction) {
         let CpusetChange::Create { job_cpuset, .. } = &action.change else { return };

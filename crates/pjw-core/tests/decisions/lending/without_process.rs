@@ -183,23 +183,6 @@ fn a_core_that_a_borrower_leaves_in_a_grace_period_goes_to_its_owner_who_waits_f
 }
 
 #[test]
-fn what_a_borrower_left_while_the_journal_could_not_be_written_is_idle_again() {
-    let mut m = machine_with_web();
-    start_besteffort(&mut m, "a", 20);
-    web_uses(&mut m, 1, 3);
-    assert_eq!(lent(&m), "2-5");
-    m.policy.may_grant = false;
-    m.exit(20);
-    m.settle();
-    m.policy.may_grant = true;
-    start_besteffort(&mut m, "b", 21);
-    assert_eq!(lent(&m), "", "they are lent anew, after the usual time");
-    web_uses(&mut m, 1, 3);
-    assert_eq!(lent(&m), "2-5");
-    assert_sound(&m);
-}
-
-#[test]
 fn cores_that_a_borrower_wants_no_more_are_no_return() {
     let mut m = machine_with_web();
     start_besteffort(&mut m, "a", 20);

@@ -60,11 +60,9 @@ impl EventLoop {
         end_of_grace.into_iter().chain(self.owner_samples.next_measurement_at()).min()
     }
 
-    /// The end of the grace period after which a core is taken back next. `None` if there is none, or if nothing can be
-    /// taken back because the journal can't be written.
+    /// The end of the grace period after which a core is taken back next. `None` if there is none.
     fn grace_period_end(&self) -> Option<Nanos> {
-        let end = self.warden.state().lending.next_grace_period_end();
-        end.filter(|_| self.warden.policy().may_grant)
+        self.warden.state().lending.next_grace_period_end()
     }
 
     /// Returns the warnings about borrowers with real-time threads. A borrower is a job of the class `besteffort`,

@@ -384,11 +384,8 @@ impl Run {
     }
 
     /// Checks after a sample that no owner waits for a borrower: at most the cores that an owner left idle are lent,
-    /// minus the buffer. Cores in a grace period do not count.
+    /// minus the buffer. Cores in a grace period do not count. This holds also while the journal can't be written.
     fn check_no_owner_waits(&self, used: &BTreeMap<JobId, u32>) {
-        if self.warden.ongoing_failures().journal_error.is_some() {
-            return;
-        }
         let state = self.warden.state();
         for owner in state.jobs.guaranteed_jobs() {
             let Some(&used) = used.get(&owner.id) else { continue };

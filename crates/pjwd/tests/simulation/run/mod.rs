@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
-use pjw_core::command::{AssignCommand, Caller, Command};
+use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{
     CpusetChange, CpusetHierarchy, CpusetOutcome, CpusetSupport, EnforcementMethod,
@@ -22,6 +22,7 @@ use pjw_core::ids::{Pid, ProcessId, ThreadId, Uid};
 use pjw_core::job::JobId;
 use pjw_core::policy::{ExhaustionPolicy, OversubscriptionPolicy, Policy};
 use pjw_core::record::Record;
+use pjw_core::refusal::Refusal;
 use pjw_core::scan::ScanRequest;
 use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
@@ -111,6 +112,9 @@ pub struct Run {
     events: Vec<Event>,
     /// Whether the present daemon has completed a cycle.
     has_run_cycle_since_start: bool,
+    /// Whether the last cycle decided about loans. It did not if it refused commands because the journal could not be
+    /// written.
+    has_decided_loans: bool,
     /// `None` in a run without classes of jobs.
     lending: Option<Lending>,
     totals: Totals,
@@ -185,6 +189,7 @@ impl Run {
             known_jobs: BTreeSet::new(),
             events: Vec::new(),
             has_run_cycle_since_start: false,
+            has_decided_loans: false,
             lending: lending_machine.map(|machine| Lending::new(&seed, machine)),
             totals: Totals::default(),
         }
@@ -252,6 +257,9 @@ impl Run {
             Err(why) => resume_unwind(why),
         };
         self.has_run_cycle_since_start = true;
+        let is_unrecorded =
+            |reply: &Result<Reply, Refusal>| matches!(reply, Err(Refusal::JournalFailed { .. }));
+        self.has_decided_loans = !report.replies.iter().any(is_unrecorded);
         self.watch_lent_cpus();
         self.check_lending_pauses();
         self.print_log();
@@ -319,9 +327,11 @@ impl Run {
         self.warden = start(node, &self.journal, &self.topology, &self.policy);
         self.restart_fork_tracking();
         self.has_run_cycle_since_start = false;
+        self.has_decided_loans = false;
         if let Some(lending) = &mut self.lending {
             lending.restart();
         }
+        self.note_lent_pus();
         self.attach_monitor();
         self.triggers = DueScans::default();
         self.triggers.full_scan_due = true;

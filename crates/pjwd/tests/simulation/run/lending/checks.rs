@@ -13,7 +13,8 @@ use super::INTERVAL;
 
 impl Run {
     /// Checks the borrowed PUs after each cycle: a borrowed PU is free, or its owner lends it. No PU has two borrowers.
-    /// No borrower is frozen while a core is free and not borrowed, and none without a process borrows one.
+    /// No borrower is frozen while a core is free and not borrowed, also while the journal can't be written. None
+    /// without a process borrows one.
     pub(in super::super) fn check_borrowers(&self) {
         let state = self.warden.state();
         let is_leaving = state.lending.next_grace_period_end().is_some();
@@ -33,7 +34,7 @@ impl Run {
             };
             assert!(has_process || !can_settle, "{borrower:?} has no process, and borrows cores");
             assert!(
-                grant.ownership != Ownership::Frozen || !has_spare || !can_settle,
+                grant.ownership != Ownership::Frozen || !has_spare || !self.has_decided_loans,
                 "{} is frozen, and {free:?} are free",
                 borrower.id
             );
@@ -56,15 +57,8 @@ impl Run {
 
     /// Checks after a cycle that no owner lent a core twice within `lend_after`, however its demand changed.
     pub(in super::super) fn check_lending_pauses(&mut self) {
-        let (now, state) = (self.now(), self.warden.state());
+        let (now, lent) = (self.now(), self.lent_pus());
         let Some(lending) = &mut self.lending else { return };
-        let all = state.pool.lent_cpus();
-        let owners = state.jobs.guaranteed_jobs().map(|owner| (&owner.id, state.pool.pus_of(&owner.id)));
-        let lent: BTreeMap<Pu, JobId> = owners
-            .flat_map(|(id, own)| {
-                own.intersection(&all).iter().map(|pu| (pu, id.clone())).collect::<Vec<_>>()
-            })
-            .collect();
         for (pu, owner) in lent.iter().filter(|(pu, owner)| lending.lent.get(*pu) != Some(*owner)) {
             let before = lending.lent_at.insert((*pu, owner.clone()), now);
             let pause = before.map(|before| Duration::from_nanos(now - before));
@@ -74,6 +68,27 @@ impl Run {
             );
         }
         lending.lent = lent;
+    }
+
+    /// The PUs that are lent according to the daemon, each with its owner.
+    fn lent_pus(&self) -> BTreeMap<Pu, JobId> {
+        let state = self.warden.state();
+        let all = state.pool.lent_cpus();
+        let owners = state.jobs.guaranteed_jobs().map(|owner| (&owner.id, state.pool.pus_of(&owner.id)));
+        owners
+            .flat_map(|(id, own)| {
+                own.intersection(&all).iter().map(|pu| (pu, id.clone())).collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    /// Notes the PUs that are lent according to the journal of a new daemon. The daemon before it may have taken them
+    /// back while the journal could not be written.
+    pub(in super::super) fn note_lent_pus(&mut self) {
+        let lent = self.lent_pus();
+        if let Some(lending) = &mut self.lending {
+            lending.lent = lent;
+        }
     }
 
     /// Whether a borrower that can borrow no core can be squeezed.
