@@ -10,10 +10,9 @@
 use super::is_request_known;
 use crate::basics::{BirthTime, CpuSet, Pid, ThreadId, Tid, prelude::*};
 use crate::state::masks::target::target_mask;
-use crate::state::{MaskEntry, WardenState, child_evidence, mask_records};
+use crate::state::{MaskEntry, WardenState};
 use crate::terms::{
-    DaemonMode, ExpectedMask, ForkMaskMismatch, JobMembership, MaskAction, MaskActionKind, MaskProbeResult,
-    Policy, Record,
+    DaemonMode, ExpectedMask, ForkMaskMismatch, MaskAction, MaskActionKind, MaskProbeResult, Policy, Record,
 };
 
 /// The affinity masks of newly forked processes that can be set before the decision about these processes, and the
@@ -51,22 +50,22 @@ pub fn plan_first_mask_writes(
     }
     for forked in &probe.mismatches {
         let mask = expected.get(&forked.id.pid).map(|expected| &expected.mask);
-        if let Some((records, action)) = mask.and_then(|mask| first_write(state, forked, mask, probe)) {
-            writes.records.extend(records);
+        if let Some((record, action)) = mask.and_then(|mask| first_write(state, forked, mask, probe)) {
+            writes.records.push(record);
             writes.actions.push(action);
         }
     }
     writes
 }
 
-/// Returns the change of the mask of the forked process `forked`, with its records. `grant` has the PUs that the process
+/// Returns the change of the mask of the forked process `forked`, with its record. `grant` has the PUs that the process
 /// should have. `None` if the mask can't be set before the decision.
 fn first_write(
     state: &WardenState,
     forked: &ForkMaskMismatch,
     grant: &CpuSet,
     probe: &MaskProbeResult,
-) -> Option<(Vec<Record>, MaskAction)> {
+) -> Option<(Record, MaskAction)> {
     let ForkMaskMismatch { id, effective_mask } = forked;
     let now = probe.taken_at.since_boot;
     let descendant = state.lineage.descendant(id.pid).filter(|descendant| descendant.was_ancestor_member)?;
@@ -102,18 +101,17 @@ fn first_write(
         return None;
     }
     entry.add_intended_request(requested.clone(), original, now);
-    let membership = JobMembership {
+    let record = Record::ForkMaskSet {
         process: *id,
-        job: job.clone(),
-        evidence: child_evidence(parent.evidence),
-        inherited_mask: parent.inherited_mask.clone(),
-        first_seen: Some(now),
+        ancestor: parent.id.pid,
+        before: entry.original_mask().clone(),
+        set: requested.clone(),
+        since: entry.journaled_since().unwrap_or(now),
+        at: now,
     };
     let thread = ThreadId { process: *id, tid: Tid(id.pid.0), start: id.start };
-    let mask_set = mask_records(thread, &entry, |request| request.requested_at == now);
-    let records = core::iter::once(Record::Joined(membership)).chain(mask_set).collect();
     // Only the decision that follows is shown to users, so the reason is left out.
     let kind = MaskActionKind::Confine;
     let action = MaskAction::with_exact_mask(kind, job, thread, effective_mask, grant.clone(), String::new());
-    Some((records, MaskAction { requested_mask: requested, ..action }))
+    Some((record, MaskAction { requested_mask: requested, ..action }))
 }

@@ -16,6 +16,7 @@ use crate::basics::{
 };
 use crate::state::demand::ThreadDemand;
 use crate::state::dirty::{DirtyScope, DirtySet};
+use crate::state::lineage::child_evidence;
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskRequest;
 use crate::state::members::active_threads::ActiveThreads;
@@ -78,6 +79,13 @@ impl Member {
         let Self { id: process, job, evidence, inherited_mask, first_seen, .. } = self;
         let (job, inherited_mask) = (job.clone(), inherited_mask.clone());
         JobMembership { process: *process, job, evidence: *evidence, inherited_mask, first_seen: *first_seen }
+    }
+
+    /// Returns what the journal contains about `child`, a process that this member has forked. `first_seen` is the time
+    /// at which pjw found the child, in ns since boot.
+    pub(crate) fn membership_of_child(&self, child: ProcessId, first_seen: Nanos) -> JobMembership {
+        let evidence = child_evidence(self.evidence);
+        JobMembership { process: child, evidence, first_seen: Some(first_seen), ..self.membership() }
     }
 
     /// Returns the mask requests that may have set the affinity mask which a child inherited. The thread `creator` of

@@ -1,6 +1,6 @@
 //! The state as a list of journal records, and the state that is restored from them.
 
-use crate::basics::{CpuSet, Nanos, ThreadId, prelude::*};
+use crate::basics::{CpuSet, Nanos, ThreadId, Tid, prelude::*};
 use crate::machine::topology::Topology;
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
@@ -94,6 +94,14 @@ impl WardenState {
                         self.masks_from_journal.insert(thread, entry);
                     }
                 }
+            }
+            Record::ForkMaskSet { process, ancestor, before, set, since, at } => {
+                if let Some(ancestor) = self.members.get(&ancestor) {
+                    let membership = ancestor.membership_of_child(process, at);
+                    self.apply_record(Record::Joined(membership));
+                }
+                let thread = ThreadId { process, tid: Tid(process.pid.0), start: process.start };
+                self.apply_record(Record::MaskSet { thread, before, set, since, at: Some(at) });
             }
             Record::MaskReleased(thread) => {
                 self.masks_from_journal.remove(&thread);

@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, Uid, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, Uid, prelude::*};
 use crate::terms::job::{Job, JobId};
 use crate::terms::{cpuset_group::JobCpuset, evidence::MembershipEvidence, usage::JobUsage};
 
@@ -247,6 +247,23 @@ pub enum Record {
         /// is then `since`.
         #[serde(default)]
         at: Option<Nanos>,
+    },
+    /// pjw is about to set the affinity mask of a newly forked process before it decides about the process. The process
+    /// has one thread. The records [`Record::Joined`] and [`Record::MaskSet`] of the decision follow.
+    #[serde(rename = "forked")]
+    ForkMaskSet {
+        /// The process.
+        process: ProcessId,
+        /// The nearest ancestor that belongs to a job. The process belongs to the same job.
+        ancestor: Pid,
+        /// The original mask of the process, which pjw restores when the job ends or is released.
+        before: CpuSet,
+        /// The mask that is about to be requested.
+        set: CpuSet,
+        /// The time from which the journal has contained the original mask, in ns since boot.
+        since: Nanos,
+        /// The time of the request, in ns since boot.
+        at: Nanos,
     },
     /// The journal no longer needs the original mask of the thread. Either pjw restored this mask, or the program of
     /// the thread requested a mask inside the PUs that are granted to its job.

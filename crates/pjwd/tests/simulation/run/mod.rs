@@ -319,7 +319,7 @@ impl Run {
         self.world.borrow_mut().affinity_requests.clear();
         // The daemon may have been killed after the record of a request and before the request.
         for record in self.journal.records() {
-            if let Record::MaskSet { set, .. } = record {
+            if let Record::MaskSet { set, .. } | Record::ForkMaskSet { set, .. } = record {
                 self.world.borrow_mut().record_mask_requested_by_pjw(&set);
             }
         }

@@ -207,6 +207,7 @@ fn examples() -> Vec<Record> {
         Record::Joined(joined),
         Record::Left(left),
         Record::MaskSet { thread: THREAD, before, set, since: Nanos(7), at: Some(Nanos(8)) },
+        fork_mask_set(),
         Record::MaskReleased(THREAD),
         Record::ReleasedMasks(released),
         Record::ReleaseSettled(job_id()),
@@ -217,10 +218,15 @@ fn examples() -> Vec<Record> {
     examples
 }
 
+fn fork_mask_set() -> Record {
+    let (before, set) = (cpu_set("0-7"), cpu_set("2-3"));
+    Record::ForkMaskSet { process: PROCESS, ancestor: Pid(70), before, set, since: Nanos(7), at: Nanos(8) }
+}
+
 /// Asserts that there is an example of each kind of record, and that each is read and written as it is stored.
 fn assert_examples_are_complete() {
     let (all, kind) = kinds_of!(
-        Record: Job, Ended, Joined, Left, MaskSet, MaskReleased, ReleasedMasks, ReleaseSettled, Cpuset,
+        Record: Job, Ended, Joined, Left, MaskSet, ForkMaskSet, MaskReleased, ReleasedMasks, ReleaseSettled, Cpuset,
         UnknownMasks, Usage
     );
     assert_eq!(examples().iter().map(kind).collect::<BTreeSet<_>>(), all);
