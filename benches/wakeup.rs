@@ -1,10 +1,11 @@
 //! Measures what the owner of a core feels of a borrower.
 //!
 //! The first two tables show how late the owner runs after a wake-up. Its core is empty, lent to a program with one
-//! thread for each PU, or shared with this program. The program that shares the core has the normal priority, or the
-//! policy SCHED_IDLE in a cgroup of its own. In the first table, the owner works for 20 us after each wake-up. In the
-//! second table, it works for 1.2 ms, which is two thirds of the time. The kernel always prefers a thread that uses
-//! little CPU time, so only the second table shows what the priority of the other program does.
+//! thread for each PU, or shared with this program. The program that shares the core is in a cgroup at idle priority,
+//! has the normal priority, or has the policy SCHED_IDLE in a cgroup of its own. In the first table, the owner works for
+//! 20 us after each wake-up. In the second table, it works for 1.2 ms, which is two thirds of the time. The kernel
+//! always prefers a thread that uses little CPU time, so only the second table shows what the priority of the other
+//! program does.
 //!
 //! The third table shows the time from the owner's wake-up until no thread of a borrower with 64 threads is on the
 //! core, and none may run there. The owner works without a pause meanwhile. pjwd hears the wake-up by BPF, or samples
@@ -43,6 +44,9 @@ enum Row {
     EmptyAgain,
     /// The borrower is a besteffort job.
     Lent,
+    /// The other program is in no job. Its cgroup is at idle priority (`cpu.idle`), as that of a borrower. This is what
+    /// the kernel alone costs the owner.
+    IdleCgroup,
     /// The other program is in no job and has the normal priority.
     Normal,
     /// The other program is in no job. Its threads have the policy SCHED_IDLE, and its cgroup has the normal weight.
@@ -56,7 +60,8 @@ enum Row {
 }
 
 /// How late the owner runs. The first row is the peer of the others.
-const LATENESS: [Row; 5] = [Row::Empty, Row::EmptyAgain, Row::Lent, Row::Normal, Row::IdlePolicy];
+const LATENESS: [Row; 6] =
+    [Row::Empty, Row::EmptyAgain, Row::Lent, Row::IdleCgroup, Row::Normal, Row::IdlePolicy];
 /// How long it takes until the borrower has left. The first row is the peer of the others.
 const RETURN: [Row; 3] = [Row::CpusetWrite, Row::ReturnWithBpf, Row::ReturnWithoutBpf];
 
@@ -66,6 +71,7 @@ impl Row {
             Row::Empty => "empty core",
             Row::EmptyAgain => "empty core, again",
             Row::Lent => "lent core",
+            Row::IdleCgroup => "core beside an idle cgroup, without lending",
             Row::Normal => "beside a program of normal priority",
             Row::IdlePolicy => "beside SCHED_IDLE in a cgroup of its own",
             Row::CpusetWrite => "bare write of a cpuset",
@@ -196,13 +202,20 @@ fn start_warden(setup: &Setup, source: EventSource) -> anyhow::Result<PrivateWar
 fn lateness(setup: &Setup, row: Row, measurement: Measurement) -> anyhow::Result<Vec<f64>> {
     let count = setup.effort.pick(200, 1000);
     let warden = start_warden(setup, EventSource::ProcEvents)?;
-    let group = (row == Row::IdlePolicy).then(|| Cgroup::new("cpu", "idle-policy")).transpose()?;
+    let has_cgroup = matches!(row, Row::IdlePolicy | Row::IdleCgroup);
+    let group = has_cgroup.then(|| Cgroup::new("cpu", "other")).transpose()?;
+    if let Some(group) = group.as_ref().filter(|_| row == Row::IdleCgroup) {
+        group.set_idle()?;
+    }
     let launcher = match (row, &group) {
         (Row::Lent, _) => Some(borrower_command(setup, &warden)),
         (Row::Normal, _) => Some(complete_taskset(Command::new("taskset"), &setup.scale.usable_pus)),
         (_, Some(group)) => {
             let mut command = group.run_command();
-            command.args(["chrt", "--idle", "0", "taskset"]);
+            if row == Row::IdlePolicy {
+                command.args(["chrt", "--idle", "0"]);
+            }
+            command.arg("taskset");
             Some(complete_taskset(command, &setup.scale.usable_pus))
         }
         (_, None) => None,
