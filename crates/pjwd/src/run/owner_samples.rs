@@ -5,6 +5,10 @@
 //! of lent PUs measures the use of each lent core. It also reports the first time that a thread of an idle owner runs
 //! on a lent PU. Two samples follow: one at once, and one after a settling time. A wake-up that is over by then costs
 //! the borrower nothing.
+//!
+//! A report costs the owner some 20 us at its wake-up, because the kernel wakes up pjwd before the owner runs on. So
+//! an owner that wakes up often is not reported each time: further samples follow at the settling time, until the owner
+//! has not run on the PU for a while.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -18,9 +22,14 @@ use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
 use pjw_core::state::lending::{CoreUse, LentCoreSample, OwnerCpuSample, cores_wanted_by_waiting_threads};
 use pjw_core::time::Nanos;
-use pjw_linux::bpf::{LentCpuMonitor, LentCpuMonitorUnavailable, OwnerRunTime};
+use pjw_linux::bpf::{LentCpuMonitorUnavailable, OwnerRunTime};
 use pjw_linux::sys::cpu_time::CpuTimeSampler;
 use tracing::{debug, info, trace};
+
+mod monitor;
+
+pub use monitor::LentCpuMonitorInterface;
+pub(super) use monitor::load_lent_cpu_monitor;
 
 use crate::view::status::OwnerDemandDetection;
 
@@ -40,7 +49,10 @@ const INTERVAL_BEFORE_LENDING: Duration = Duration::from_millis(100);
 const SETTLING_TIME: Duration = Duration::from_millis(2);
 /// The same without the monitor, after the first sample in which an idle owner has used CPU time.
 const SETTLING_TIME_WITHOUT_MONITOR: Duration = Duration::from_millis(1);
-/// The number of samples at this short distance after a report. Other programs may run on lent PUs for long.
+/// A PU on which an idle owner has run is reported again when the owner has not run there for this time. Until then,
+/// samples follow each other at the settling time.
+const QUIET_TIME: Duration = Duration::from_millis(6);
+/// The number of samples at this short distance after a report while the owner runs. Other programs may run on lent PUs for long.
 const MAX_SETTLING_SAMPLES: u32 = 5;
 /// The time after which a monitor that could not be used is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
@@ -77,6 +89,8 @@ pub struct OwnerCpuSampler {
     reported: CpuSet,
     /// For each lent PU, what the monitor returned at the last sample ([`LentCpuMonitorInterface::owner_run_times`]).
     run_times: BTreeMap<Pu, OwnerRunTime>,
+    /// For each lent PU on which the owner has run, the time of the last sample that showed this.
+    last_run_at: BTreeMap<Pu, Instant>,
     /// The time at which the monitor began to measure each lent PU.
     measured_since: BTreeMap<Pu, Instant>,
 }
@@ -102,66 +116,6 @@ enum Monitor {
         since: Instant,
     },
     Loaded(Box<dyn LentCpuMonitorInterface>),
-}
-
-/// A monitor of the lent PUs: PUs (logical CPUs) that a job, the owner, lends to another job. The monitor reports a
-/// lent PU when a thread of the owner runs on it. [`OwnerCpuSampler`] uses the monitor to decide when an owner needs
-/// its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests with a simulated machine have an
-/// implementation of their own.
-pub trait LentCpuMonitorInterface: std::fmt::Debug + Send {
-    /// Sets the lent PUs: the PUs that a job (the owner) lends to another job. The value for each PU is the number of
-    /// all PUs of the owner ([`LentCpuMonitor::set_lent_pus`]).
-    ///
-    /// # Errors
-    /// If the PUs can't be monitored.
-    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable>;
-
-    /// Returns the lent PUs that were passed to the last call of [`LentCpuMonitorInterface::set_lent_pus`]: PUs that a
-    /// job (the owner) lends to another job. The value for each PU is the number of all PUs of the owner.
-    fn lent_pus(&self) -> &BTreeMap<Pu, u32>;
-
-    /// Returns the file descriptor that poll(2) shows as readable when the monitor has reported a PU. `None` if the
-    /// monitor has no file descriptor, as on a simulated machine.
-    fn fd(&self) -> Option<BorrowedFd<'_>>;
-
-    /// Returns the lent PUs on which threads of the owner (the lending job) ran, as reported since the last call of
-    /// this function ([`LentCpuMonitor::take_reported_pus`]).
-    fn take_reported_pus(&mut self) -> CpuSet;
-
-    /// Lets the monitor report each PU in `cpus` once more ([`LentCpuMonitor::report_again`]).
-    ///
-    /// # Errors
-    /// If the PUs can't be monitored.
-    fn report_again(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable>;
-
-    /// Returns how long the owner (the lending job) has run on each lent PU ([`LentCpuMonitor::owner_run_times`]).
-    fn owner_run_times(&self) -> Vec<OwnerRunTime>;
-}
-
-impl LentCpuMonitorInterface for LentCpuMonitor {
-    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
-        LentCpuMonitor::set_lent_pus(self, lent)
-    }
-
-    fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
-        LentCpuMonitor::lent_pus(self)
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(LentCpuMonitor::fd(self))
-    }
-
-    fn take_reported_pus(&mut self) -> CpuSet {
-        LentCpuMonitor::take_reported_pus(self)
-    }
-
-    fn report_again(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
-        LentCpuMonitor::report_again(self, cpus)
-    }
-
-    fn owner_run_times(&self) -> Vec<OwnerRunTime> {
-        LentCpuMonitor::owner_run_times(self)
-    }
 }
 
 impl OwnerCpuSampler {
@@ -220,16 +174,18 @@ impl OwnerCpuSampler {
         }
         let shows_demand = self.sample(state, (now, since_boot), cpu_time_of);
         let begins = is_reported || (shows_demand && !self.has_shown_demand);
-        let still_runs = match self.monitor {
+        let follows = match self.monitor {
             Monitor::Loaded(_) => !is_reported && self.rearm_idle_pus(state, now),
             // While a thread runs, its CPU time may change at the kernel's ticks only.
-            Monitor::Unloaded | Monitor::Unavailable { .. } => self.is_settling,
+            Monitor::Unloaded | Monitor::Unavailable { .. } => {
+                self.is_settling && self.settling_samples < MAX_SETTLING_SAMPLES
+            }
         };
         if !self.is_settling {
             self.has_shown_demand = shows_demand;
         }
         self.settling_samples = if begins { 1 } else { self.settling_samples.saturating_add(1) };
-        self.is_settling = begins || (still_runs && self.settling_samples <= MAX_SETTLING_SAMPLES);
+        self.is_settling = begins || follows;
         let interval = match (self.is_settling, state.pool.lent_cpus().is_empty()) {
             // This sample comes in time, however many threads there are.
             (true, _) if is_reported => SETTLING_TIME,
@@ -263,6 +219,7 @@ impl OwnerCpuSampler {
         }
         self.measured_since.retain(|pu, _| lent.contains_key(pu));
         self.run_times.retain(|pu, _| lent.contains_key(pu));
+        self.last_run_at.retain(|pu, _| lent.contains_key(pu));
         for &pu in lent.keys() {
             self.measured_since.entry(pu).or_insert(now);
         }
@@ -339,12 +296,17 @@ impl OwnerCpuSampler {
         !reported.is_empty()
     }
 
-    /// Lets the monitor report again the lent PUs of idle owners (jobs that lend them) on which no thread of the
-    /// owner runs. The others are not reported again: they are sampled anyway, and each report would cost the owner
-    /// CPU time. With very many threads, does so only when the least time between two samples has passed since the
-    /// last report, because two samples follow each report. Returns whether a thread of an idle owner still runs on a
-    /// PU that was reported.
+    /// Lets the monitor report again the lent PUs of idle owners (jobs that lend them) on which the owner has not run
+    /// for [`QUIET_TIME`]. The PUs of other owners are not reported again: they are sampled anyway, and each report
+    /// would cost the owner CPU time.
+    ///
+    /// If the owners have so many threads that the samples must be farther apart, reports each PU again on which no
+    /// thread of the owner runs, but only when the least time between two samples has passed since the last report.
+    ///
+    /// Returns whether a sample at the settling time must follow, because an idle owner still runs on a PU that was
+    /// reported, or has run there a short time ago.
     fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> bool {
+        let has_many_threads = self.least_interval() > SETTLING_TIME;
         let is_due = self.reported_at.is_none_or(|at| now >= at + self.least_interval());
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
         let idle_owners = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
@@ -353,15 +315,19 @@ impl OwnerCpuSampler {
         let is_running = |pu: &Pu| self.run_times.get(pu).is_some_and(|time| time.is_running);
         let (running, stopped): (Vec<Pu>, Vec<Pu>) =
             pus_of_idle.intersection(&self.reported).iter().partition(is_running);
-        let stopped: CpuSet = stopped.into_iter().collect();
-        if is_due && !stopped.is_empty() {
-            self.reported = self.reported.difference(&stopped);
-            self.run_times.retain(|pu, _| !stopped.contains(*pu));
-            if let Err(error) = monitor.report_again(&stopped) {
+        let has_run = |pu: &Pu| self.last_run_at.get(pu).is_some_and(|&at| now < at + QUIET_TIME);
+        let (recent, quiet): (Vec<Pu>, Vec<Pu>) =
+            stopped.into_iter().partition(|pu| !has_many_threads && has_run(pu));
+        if is_due && !quiet.is_empty() {
+            let quiet: CpuSet = quiet.into_iter().collect();
+            self.reported = self.reported.difference(&quiet);
+            self.run_times.retain(|pu, _| !quiet.contains(*pu));
+            if let Err(error) = monitor.report_again(&quiet) {
                 self.set_unavailable(&error, now);
             }
         }
-        !running.is_empty()
+        let still_runs = !running.is_empty() && self.settling_samples < MAX_SETTLING_SAMPLES;
+        still_runs || !recent.is_empty()
     }
 
     /// Samples the owners from now on. The log has the reason once, however often it is found again.
@@ -375,8 +341,9 @@ impl OwnerCpuSampler {
     }
 
     /// Returns for each lent PU how long threads of its owner (the job that lends it) have run there since the last
-    /// call. Empty if the monitor is not loaded. Stores the present run times for the next call.
-    fn run_times_since_last(&mut self) -> BTreeMap<Pu, OwnerRunTime> {
+    /// call. Empty if the monitor is not loaded. Stores the present run times for the next call. `now` is the present
+    /// time.
+    fn run_times_since_last(&mut self, now: Instant) -> BTreeMap<Pu, OwnerRunTime> {
         let Monitor::Loaded(monitor) = &self.monitor else { return BTreeMap::new() };
         if monitor.lent_pus().is_empty() {
             self.run_times.clear();
@@ -390,6 +357,9 @@ impl OwnerCpuSampler {
             let last = self.run_times.get(&time.pu).map(|last| last.run_time).unwrap_or_default();
             // The program may be in the middle of a change, so that a part of the time is missing in this reading.
             let run_time = time.run_time.max(last);
+            if time.is_running || run_time > last {
+                self.last_run_at.insert(time.pu, now);
+            }
             since_last.insert(time.pu, OwnerRunTime { run_time: run_time - last, ..time });
             self.run_times.insert(time.pu, OwnerRunTime { run_time, ..time });
         }
@@ -413,7 +383,7 @@ impl OwnerCpuSampler {
             return false;
         }
         self.sampled_at = Some(now);
-        let run_times = self.run_times_since_last();
+        let run_times = self.run_times_since_last(now);
         let ids: Vec<JobId> = state.jobs.guaranteed_jobs().map(|job| job.id.clone()).collect();
         self.owners.retain(|id, _| ids.binary_search(id).is_ok());
         self.thread_count = 0;
@@ -486,14 +456,6 @@ fn wanted_by_waiting_threads(state: &WardenState, owner: &JobId, own_cpus: &CpuS
     let threads = threads.map(|thread| (thread.demand, &thread.effective_mask));
     let count_cores = |cpus: &CpuSet| state.topology.overlapping_core_count(&cpus.intersection(own_cpus));
     cores_wanted_by_waiting_threads(threads, count_cores, has_smt)
-}
-
-/// Loads the BPF program that reports when a job runs on PUs (logical CPUs) that it lends to other jobs.
-///
-/// # Errors
-/// If the program can't be used on this machine. The error contains the reason.
-pub(super) fn load_lent_cpu_monitor() -> Result<Box<dyn LentCpuMonitorInterface>, LentCpuMonitorUnavailable> {
-    Ok(Box::new(LentCpuMonitor::new()?))
 }
 
 #[cfg(test)]

@@ -350,7 +350,7 @@ fn an_owner_of_many_threads_gets_its_core_back_with_the_sample_2_ms_after_the_re
 
 #[test]
 fn a_pu_of_an_owner_of_many_threads_is_reported_at_most_once_in_the_time_between_two_samples() {
-    for (threads, armed_at_once) in [(1, "1"), (200, "1"), (1000, "")] {
+    for (threads, next) in [(1, 9), (200, 9), (1000, 17)] {
         let mut sampled = Sampled::start(threads, true).lend();
         sampled.set_script("1", (MS / 10, true));
         sampled.measure(5, 0);
@@ -358,13 +358,30 @@ fn a_pu_of_an_owner_of_many_threads_is_reported_at_most_once_in_the_time_between
         sampled.measure(7, 0);
         assert_eq!(
             (sampled.next(), sampled.armed_again().as_str()),
-            (17, armed_at_once),
+            (next, armed_at_once),
             "{threads} threads"
         );
         sampled.measure(17, 0);
-        let later = if armed_at_once.is_empty() { "1" } else { "" };
-        assert_eq!(sampled.armed_again(), later, "{threads} threads");
+        assert_eq!(sampled.armed_again(), "1", "{threads} threads");
     }
+}
+
+#[test]
+fn an_owner_that_wakes_up_often_is_sampled_each_2_ms_and_reported_again_after_6_quiet_ms() {
+    let mut sampled = Sampled::start(1, true).lend();
+    sampled.set_script("1", (MS / 10, true));
+    sampled.measure(5, 0);
+    for at in [7, 9, 11, 13, 15, 17, 19, 21] {
+        sampled.set_script("", (MS / 50 * at, false));
+        sampled.measure(at, 0);
+        assert_eq!((sampled.next(), sampled.armed_again().as_str()), (u128::from(at) + 2, ""), "at {at} ms");
+    }
+    for at in [23, 25] {
+        sampled.measure(at, 0);
+        assert_eq!((sampled.next(), sampled.armed_again().as_str()), (u128::from(at) + 2, ""), "at {at} ms");
+    }
+    sampled.measure(27, 0);
+    assert_eq!((sampled.next(), sampled.armed_again().as_str()), (37, "1"));
 }
 
 #[test]
@@ -386,13 +403,14 @@ fn the_samples_are_as_far_apart_as_documented() {
 #[test]
 fn a_run_time_that_is_less_than_the_last_one_counts_no_time_twice() {
     let mut sampled = Sampled::start(1, true).lend();
+    let begin = sampled.begin;
     let mut read = |runs| {
         sampled.set_script("", (MS * runs, true));
-        sampled.sampler.run_times_since_last()[&Pu(1)].run_time
+        sampled.sampler.run_times_since_last(begin)[&Pu(1)].run_time
     };
     assert_eq!([10, 8, 12].map(&mut read), [MS * 10, Duration::ZERO, MS * 2]);
     sampled.sampler.set_lent_pus(&BTreeMap::new(), sampled.begin);
     sampled.sampler.set_lent_pus(&[(Pu(1), 2)].into(), sampled.begin);
     sampled.set_script("", (MS * 3, true));
-    assert_eq!(sampled.sampler.run_times_since_last()[&Pu(1)].run_time, MS * 3, "it was lent again");
+    assert_eq!(sampled.sampler.run_times_since_last(begin)[&Pu(1)].run_time, MS * 3, "it was lent again");
 }
