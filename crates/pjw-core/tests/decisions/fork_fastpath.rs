@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 
 use pjw_core::event::EventKind;
 use pjw_core::fork_fastpath::{
-    defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unverified_forks,
-    forked_with_unexplained_masks, snapshot_of_mismatches,
+    FirstMaskWrites, defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unverified_forks,
+    forked_with_unexplained_masks, plan_first_mask_writes, snapshot_of_mismatches,
 };
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{MaskAction, MaskActionKind};
+use pjw_core::policy::DaemonMode;
 use pjw_core::snapshot::Observed;
 use pjw_core::snapshot::{ExpectedMask, ForkMaskMismatch, MaskProbeResult, ProcessEvent};
 use pjw_core::state::lineage::scan_queue::ScanUrgency;
@@ -318,4 +319,64 @@ fn a_child_with_every_pu_is_confined_before_its_cgroup_is_read() {
     assert_eq!((action.kind, &action.target_mask), (MaskActionKind::Confine, &cpu_set("0-1")));
     let entry = machine.state.mask_entry(&action.thread).unwrap();
     assert_eq!(entry.original_mask(), &cpu_set("0-7"), "a release puts back what the program requested");
+}
+
+/// The masks that are set before the decision about the forked process 9, which has this mask.
+fn first_writes(machine: &mut Machine, mask: &str) -> FirstMaskWrites {
+    let probe = probe_result(machine, 9, mask);
+    fork(machine, 9, 7);
+    let expected = expected_fork_masks(&machine.state);
+    plan_first_mask_writes(&machine.state, &machine.policy, &expected, &probe)
+}
+
+#[test]
+fn a_mask_that_follows_from_the_fork_is_set_before_the_decision_which_sets_the_same() {
+    for (mut machine, mask) in [(job_with_parent(), "0-7".to_owned()), job_with_pinned_parent()] {
+        let FirstMaskWrites { records, actions: first } = first_writes(&mut machine, &mask);
+        let actions = decide_about_child(&mut machine, 9, &mask);
+        let requests = |actions: &[MaskAction]| -> Vec<_> {
+            actions.iter().map(|action| (action.thread, action.requested_mask.clone())).collect()
+        };
+        assert_eq!((records.len(), requests(&first)), (1, requests(&actions)), "born on {mask}");
+    }
+}
+
+#[test]
+fn only_the_decision_sets_a_mask_that_needs_more_than_the_fork() {
+    let mut observing = job_with_parent();
+    observing.policy.mode = DaemonMode::Observe;
+    let mut older_kernel = job_with_parent();
+    older_kernel.policy.cpuset_support.affinity_persists = false;
+    let mut bound = machine();
+    bound.spawn(7, 1, 1000);
+    bound.bind(7, 7, "4");
+    bound.assign("a", 2, &[7]).unwrap();
+    for (mut machine, mask, why) in [
+        (observing, "0-7", "the mode observe"),
+        (older_kernel, "0-7", "the kernel may have set the mask"),
+        (bound, "4", "the program has bound the process"),
+        (job_with_parent(), "3", "the cgroup is not known"),
+    ] {
+        let FirstMaskWrites { records, actions } = first_writes(&mut machine, mask);
+        assert!(records.is_empty() && actions.is_empty(), "{why}: {actions:?}");
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_after_the_first_write_leaves_a_mask_that_the_next_one_puts_back() {
+    let (mut machine, pin) = job_with_pinned_parent();
+    let mut records = machine.state.records();
+    let FirstMaskWrites { records: first, actions } = first_writes(&mut machine, &pin);
+    records.extend(first);
+    machine.spawn(9, 7, 1000);
+    machine.bind(9, 9, &actions[0].requested_mask.to_string());
+    machine.lose_state();
+    records.into_iter().for_each(|record| machine.state.apply_record(record));
+    machine.settle();
+    assert_eq!(
+        (machine.member(9).as_str(), machine.effective_mask(9, 9).as_str()),
+        ("manual:a by Parent", "0-1")
+    );
+    machine.release("a").unwrap();
+    assert_eq!(machine.effective_mask(9, 9), "0-7");
 }
