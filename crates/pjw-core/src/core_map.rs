@@ -4,9 +4,9 @@ use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{DaemonMode, Job, Ownership, Policy};
 
-/// The core map of a job: the PUs (logical CPUs) that the job owns, the PUs that the job borrows, and the
-/// borrowed PUs that pjw will soon take back. pjwd publishes the core map to the programs in the job, in files
-/// below `/run/pjwd/jobs/ID`.
+/// The core map of a job: the PUs (logical CPUs) that the job owns, and the PUs that the job borrows. It also says
+/// which of the borrowed PUs pjw will soon take back, and which of the owned PUs another job borrows. pjwd publishes
+/// the core map to the programs in the job, in files below `/run/pjwd/jobs/ID`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CoreMap {
     /// The online PUs that the job owns. They include the PUs in `lent`.

@@ -49,9 +49,9 @@ pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap
     people.map(|owner| (owner, unassigned(owner))).collect()
 }
 
-/// Returns the oldest process of the user `user` that belongs to no job and is not part of a login. Younger processes
-/// can be short commands, which have ended when a person reads their pids. `None` if the user has no such process, or
-/// owns no job on this machine.
+/// Returns the oldest process of the user `user` that belongs to no job and is not part of a login. A younger process
+/// may be a short command, which ends before a person can look at it. So a message to a person names the oldest
+/// process. `None` if the user has no such process, or owns no job on this machine.
 #[must_use]
 pub fn oldest_unassigned_process(state: &WardenState, user: Uid) -> Option<Pid> {
     let pids = state.unassigned_pids_by_user.get(&user)?.iter();

@@ -5,7 +5,7 @@ use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::NumaNodeRule;
 use crate::terms::{CpuRequest, CpuUnit, Job, JobId, Placement, PriorityClass, Provision};
 
-/// The user that sent a command.
+/// The user that sent a command to pjwd. Also says whether this user may change the jobs of other users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     /// The user id of the caller, as verified by the kernel (`SO_PEERCRED`).

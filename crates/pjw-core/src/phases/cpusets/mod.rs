@@ -123,8 +123,9 @@ fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<
     (is_inside && policy.enforcement != EnforcementMethod::Affinity).then(|| path.clone())
 }
 
-/// The mechanism that restricts the processes of a job to the job's cores: a cpuset, affinity masks, or no
-/// mechanism.
+/// The mechanism that restricts the processes of a job to the job's cores: a cpuset, affinity masks, or no mechanism.
+/// There is no mechanism if pjw does not restrict the job (`Nothing`). There is also none while a change of the job's
+/// isolated partition (a cpuset with `cpuset.cpus.partition`) is not complete (`NotYet`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EffectiveEnforcement {
     /// A cpuset restricts all processes of the job, or will restrict its first process.

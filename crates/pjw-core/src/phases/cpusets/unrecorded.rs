@@ -12,14 +12,15 @@ use crate::state::WardenState;
 use crate::terms::{CgroupCreator, CpusetAction, CpusetChange, JobCpuset, Observed, Policy};
 
 /// Returns whether the journal (the file from which a restarted daemon restores its state) must have the records of
-/// `action` before the daemon makes this change. `unrecorded` has the threads whose masks could not be written to the
-/// journal. False in these cases:
+/// `action` before the daemon makes this change. `unrecorded` has the threads whose original masks could not be written
+/// to the journal. The original mask of a thread is its affinity mask without the changes by pjw. False in these cases:
 ///
-/// - The change takes back what an earlier change of a cpuset did: it moves a process back, or removes a cpuset or its
-///   limits.
-/// - The change writes the settings of the cpuset of a borrower (a job of the class besteffort). The cgroup exists, and
-///   the journal has the mask of each thread that the change may affect. Before Linux 6.2, no thread has such a mask,
-///   because the kernel replaces the masks at each write of the cpuset.
+/// - The change undoes an earlier change of a cpuset: it moves a process back, or removes a cpuset or its limits.
+/// - The change only writes the settings of an existing cgroup of a borrower (a job of the class besteffort), and no
+///   bound thread loses its mask by this. A thread is bound if its original mask leaves out a PU (logical CPU), or if
+///   the journal has a mask of the thread. On Linux 6.2 and later, no bound thread that the change affects may be in
+///   `unrecorded`. An older kernel replaces the masks of all threads in a cpuset at each write of the cpuset. On such a
+///   kernel, the change must not affect any bound thread.
 #[must_use]
 pub fn needs_record(
     state: &WardenState,

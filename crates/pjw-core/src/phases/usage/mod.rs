@@ -39,14 +39,14 @@ const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
 /// When a parent waits for an ended child (wait4(2)), the kernel adds the CPU time of the child to the parent. So the
 /// function must also find out which children have ended. It calls `read` several times, for these processes:
 ///
-/// 1. The processes of jobs whose threads the scan read, the processes of jobs that the scan found to have ended, and
-///    the parents of both. Also each parent outside of jobs to which the kernel added, or may soon add, the CPU time of
-///    an ended child that pjw has not counted yet.
+/// 1. Each process of a job, if the scan read the threads of the process or found that the process has ended. Also the
+///    parents of these processes. Also each parent outside of jobs to which the kernel added, or may soon add, the CPU
+///    time of an ended child, if pjw has not counted this time yet.
 /// 2. Each parent outside of jobs with a child that call 1 found to have ended. This parent is read again, because it
 ///    may have waited for the child after call 1 read the parent.
 /// 3. The children of the ended processes, and the children for which a living parent may have waited since its last
 ///    reading. This call only finds out whether these children have ended: their CPU times are not stored. A child that
-///    call 1 found is left out, unless call 2 read its parent again.
+///    call 1 found alive is left out, unless call 2 read its parent again.
 /// 4. The children of the processes that call 3 found to have ended, and so on.
 ///
 /// [`MachineInterface::read_cpu_times`]: crate::terms::ports::MachineInterface::read_cpu_times
