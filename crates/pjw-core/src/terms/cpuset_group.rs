@@ -23,8 +23,9 @@ pub enum EnforcementMethod {
     Affinity,
 }
 
-/// The support for cpusets on this machine: whether pjw can create cpusets, and in which cgroup hierarchy.
-/// Determined once, when the daemon starts.
+/// The support for cpusets on this machine: whether pjw can create cpusets, and in which cgroup hierarchy. Also says
+/// whether affinity masks outlast a change of the cpuset, and whether pjw can run jobs at idle priority and freeze
+/// processes. Determined once, when the daemon starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetSupport {
     /// The cgroup hierarchy in which pjw can create cpusets, or the reason why pjw can't create cpusets.
@@ -41,12 +42,12 @@ pub struct CpusetSupport {
     pub can_freeze: bool,
 }
 
+// The scheduling policy `SCHED_IDLE` is no alternative: it lowers the priority of a thread only against other threads
+// in the same cgroup. The cgroup of the thread still competes with all other cgroups at its normal priority.
 /// Whether pjw can run a job at idle priority (the file `cpu.idle` of a cgroup). The job then gets only CPU time that
 /// no process at normal priority uses. The kernel compares the priority of a cgroup only with cgroups that have the
 /// same parent. So a cgroup at idle priority must lie directly below the root of the hierarchy that has the cpu
 /// controller.
-// The scheduling policy `SCHED_IDLE` is no alternative: it lowers the priority of a thread only against other threads
-// in the same cgroup. The cgroup of the thread still competes with all other cgroups at its normal priority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdlePrioritySupport {
     /// A job can run at idle priority.

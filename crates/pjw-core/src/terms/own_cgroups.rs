@@ -177,9 +177,10 @@ impl OwnCgroupNames {
     }
 }
 
-/// The place of a job's cgroup in the cgroup hierarchy. The parent of the cgroup is the daemon's cgroup for most
-/// jobs (`Usual`), the daemon's cgroup at idle priority (`Besteffort`), or the root of the hierarchy
-/// (`Partition`, for jobs with an isolated partition).
+/// The place of a job's cgroup in the cgroup hierarchy. For most jobs, the parent of the cgroup is a cgroup such as
+/// `/pjw` (`Usual`). For jobs of the class besteffort, the parent is a cgroup such as `/pjw_besteffort`, in which all
+/// processes run at idle priority (`Besteffort`). For jobs with an isolated partition, the parent is the root of the
+/// hierarchy (`Partition`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupPlace {
     /// Below the cgroup of the daemon that contains the cgroups of jobs, such as `/pjw`. For all jobs without

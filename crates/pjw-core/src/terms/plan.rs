@@ -48,7 +48,7 @@ pub struct MaskAction {
 impl MaskAction {
     /// Makes the planned change of the affinity mask of `thread` to `target_mask`. When the change is carried out,
     /// exactly this mask is passed to sched_setaffinity(2): [`MaskAction::requested_mask`] equals `target_mask`. The
-    /// change replaces no request of a program ([`MaskAction::program_request`] is `None`).
+    /// field [`MaskAction::program_request`] is `None`: the result names no mask that a program had set before.
     ///
     /// - `kind` is the purpose of the change, and `job` the job for which the mask changes.
     /// - `current_mask` is the effective mask of the thread, as the last scan read it.

@@ -90,9 +90,9 @@ pub trait MachineInterface {
     }
 }
 
-/// The interface to the journal and to the store of the reports of ended jobs. The journal is the file from which pjwd
-/// restores its state after a restart. pjwd must write a record to the journal before it makes the change that the
-/// record describes.
+/// The interface through which pjwd writes the journal, and also stores the reports of ended jobs. The journal is the
+/// file from which pjwd restores its state after a restart. pjwd must write a record to the journal before it makes the
+/// change that the record describes.
 pub trait Journal {
     /// The error of a failed write to the journal.
     type Fault: Error + Send + Sync + 'static;

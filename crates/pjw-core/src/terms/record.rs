@@ -139,8 +139,8 @@ pub struct ReleasedJobMask {
 }
 
 /// The affinity masks of unknown origin in one process. An earlier run of pjwd may have set these masks, but no record
-/// in the journal (the file from which a restarted daemon restores its state) says so. In the journal record
-/// [`UnknownMaskRecord::Found`], there is at least one such mask.
+/// in the journal (the file from which a restarted daemon restores its state) says so.
+/// The journal record [`UnknownMaskRecord::Found`] contains at least one such mask.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnknownOriginMasks {
     /// The mask of the first thread. `None` if its mask is not of unknown origin.

@@ -404,8 +404,8 @@ pub enum Refusal {
 
 impl Refusal {
     /// Returns whether pjw reports the refusal by an event. False for [`Refusal::StaysInJob`] and
-    /// [`Refusal::WouldFreeze`]: only a client that requests such a refusal gets it, and it may then repeat its command
-    /// without this request.
+    /// [`Refusal::WouldFreeze`]: pjw refuses a command for one of these two reasons only if the client set an option of
+    /// the command for this refusal.
     #[must_use]
     pub fn is_reported(&self) -> bool {
         !matches!(self, Self::StaysInJob { .. } | Self::WouldFreeze { .. })

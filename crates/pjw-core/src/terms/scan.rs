@@ -40,10 +40,10 @@ pub struct ScanRequest {
 }
 
 impl ScanRequest {
-    /// Returns whether the scan reads or checks the CPU time of every process that belongs to a job. True if the scan
-    /// reads all processes of the machine, or if it checks all idle processes of jobs
-    /// ([`WatchedProcesses::has_all_groups`]). False for a scan of only some processes, because of a process event or a
-    /// command.
+    /// Returns whether the scan covers every process that belongs to a job. True for a scan that reads all processes of
+    /// the machine ([`ScanScope::Full`]). Also true for a scan that reads the active processes of jobs, and checks
+    /// whether any idle process of a job used CPU time ([`WatchedProcesses::has_all_groups`]). False for a scan of only
+    /// some processes, which follows a process event or a command.
     #[must_use]
     pub fn covers_all_job_processes(&self) -> bool {
         self.scope == ScanScope::Full || self.idle_watch.has_all_groups

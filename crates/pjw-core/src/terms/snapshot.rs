@@ -309,7 +309,7 @@ pub enum JobProcessGrouping {
     Neither,
 }
 
-/// A cgroup, as a scan read it: its identity, its cpuset, and whether it contains processes.
+/// A cgroup, as a scan read it: its path, its cpuset, its CPU and memory use, and whether it contains processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroup {
     /// The inode and the path of the cgroup.
@@ -397,9 +397,9 @@ impl<T> Observed<T> {
     }
 }
 
-/// The result of [`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks), a quick
-/// check of the affinity masks of processes that were just forked. The check reads only the masks, so that
-/// pjw can correct a wrong mask earlier than by a scan.
+/// The result of [`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks): the processes that
+/// were just forked and have a wrong affinity mask. The function reads only the masks. So pjw can correct a wrong mask
+/// earlier than by a scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskProbeResult {
     /// The time at which the masks were read, as the time since boot and as the UTC time.

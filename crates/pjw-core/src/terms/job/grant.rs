@@ -54,9 +54,9 @@ pub struct Grant {
     pub ownership: Ownership,
 }
 
-/// The way in which a job holds its PUs (logical CPUs): as its own, or borrowed. Only jobs of the class besteffort
-/// borrow PUs. If such a job can borrow no core at present, it runs on the housekeeping PUs, which are reserved for the
-/// system (`Squeezed`), or its processes are frozen (`Frozen`).
+/// The way in which a job holds its PUs (logical CPUs). The job owns the PUs (`Owned`), or borrows them (`Borrowed`).
+/// Only jobs of the class besteffort borrow PUs. If such a job can borrow no core at present, it runs on the
+/// housekeeping PUs, which are reserved for the system (`Squeezed`), or its processes are frozen (`Frozen`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ownership {

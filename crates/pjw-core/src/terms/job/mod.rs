@@ -239,7 +239,7 @@ impl CpuRequest {
     ///
     /// - For a number of cores, the result is this number.
     /// - For a number of PUs (logical CPUs), the result is this number divided by the PU count of the smallest core of
-    ///   the machine, rounded up. On larger cores, the job needs fewer cores than this.
+    ///   the machine, rounded up. If the job gets larger cores, fewer cores may be enough.
     /// - For a list of PUs, the result is the number of cores that have at least one of these PUs.
     #[must_use]
     pub fn core_count(&self, topology: &Topology) -> u32 {
@@ -422,13 +422,12 @@ impl Job {
         self.grant_chosen_by(GrantedBy::Warden).filter(|grant| grant.ownership == Ownership::Owned)
     }
 
-    /// Returns the limit for the number of cores that the job can want. A user (`pjwctl want`) or a program in the job
-    /// reports to pjw how many cores the job can use at present ([`WantedCores`]). A reported number above the limit
-    /// counts as the limit:
+    /// Returns the upper limit for the number of wanted cores of the job. A user (`pjwctl want`) or a program in the
+    /// job reports to pjw how many cores the job can use at present ([`WantedCores`]). If the reported number is above
+    /// the limit, pjw uses the limit instead:
     ///
     /// - For a job of the class besteffort that belongs to root, the limit is the number of cores of the machine.
-    /// - For any other job of the class besteffort, the limit is the number of cores that the job requested. This
-    ///   number also counts toward `user_max_cores` of the user.
+    /// - For any other job of the class besteffort, the limit is the number of cores that the job requested.
     /// - For any other job, the limit is the number of cores that the job requested or holds, whichever is larger.
     ///
     /// Returns `None` if the job has no request and holds no cores.

@@ -148,8 +148,8 @@ impl ProvisionRule {
         self.user == Some(Uid::ROOT) && self.comm.is_none() && self.cgroup.is_none() && self.unit.is_none()
     }
 
-    /// Whether the only condition of the rule is the command name (`comm`) of the process. Any user can give this name
-    /// to a program.
+    /// Whether the only condition of the rule is the command name (`comm`) of the process. Such a rule is weak
+    /// evidence, because any user can give any name to a program.
     #[must_use]
     pub fn has_only_comm(&self) -> bool {
         self.user.is_none() && self.cgroup.is_none() && self.unit.is_none()

@@ -23,8 +23,8 @@ pub struct SharedAddressSpace {
     pub users: Vec<AddressSpaceUser>,
 }
 
-/// A process that shares its address space with other processes (clone(2) with `CLONE_VM`), and whether the last
-/// scan found that the process may be a child of vfork(2).
+/// A process that uses the same address space as other processes (clone(2) with `CLONE_VM`), and what the last scan
+/// found about the process: whether it may be a child of vfork(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddressSpaceUser {
     /// The process.
@@ -33,9 +33,9 @@ pub struct AddressSpaceUser {
     pub check: AddressSpaceCheck,
 }
 
-/// What the last scan found about a process that shares its address space with other processes. The sharing is lasting
-/// (`Sharing`), or the process may be a child of vfork(2) (`InVfork`), or the scan did not check the process
-/// (`NotChecked`).
+/// The result of the check of a process that uses the same address space as other processes. A child of vfork(2) uses
+/// the address space of its parent only until the child executes a program or exits. The result is `InVfork` if the
+/// process may be such a child, and `Sharing` otherwise. It is `NotChecked` if the last scan did not check the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressSpaceCheck {
     /// The process shares the address space, and is not a child of vfork(2).

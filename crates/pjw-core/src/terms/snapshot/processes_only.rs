@@ -5,9 +5,12 @@ use crate::basics::{CpuSet, Moment, Pid, prelude::*};
 use crate::terms::scan::ScanScope;
 
 impl Snapshot {
-    /// Makes a snapshot that contains only `processes`, with the scope `scope`. The scan began at the time `taken_at`,
-    /// and `online` has the PUs (logical CPUs) that were online. It read no cgroups, affinity requests, CPU times or
-    /// shared address spaces, and it was complete.
+    /// Makes the snapshot of a scan that read the processes in `scope`, and nothing else. The snapshot has no cgroups,
+    /// affinity requests, CPU times or shared address spaces. It is not marked as incomplete.
+    ///
+    /// - `taken_at` is the time at which the scan began.
+    /// - `online` is the set of the PUs (logical CPUs) that were online.
+    /// - `processes` has what the scan found about each process, by pid.
     #[must_use]
     pub fn of_processes(
         scope: ScanScope,

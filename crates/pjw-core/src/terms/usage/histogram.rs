@@ -27,7 +27,7 @@ impl TimeHistogram {
         *time = time.saturating_add(length_ns);
     }
 
-    /// Returns the total length of all intervals, in ns.
+    /// Returns the total length of all intervals that were added to the histogram, in ns.
     #[must_use]
     pub fn total_ns(&self) -> u64 {
         self.times.values().fold(0, |total, &ns| total.saturating_add(ns))

@@ -199,8 +199,9 @@ impl JobUsage {
     /// nothing. The field `cpu_ns` does not change: the caller itself adds CPU time to this field whenever the
     /// CPU time of a process is read.
     ///
-    /// If the job held PUs in a part of the interval only, the CPU time and the wait time are divided in proportion to
-    /// the time, because only their sums are known.
+    /// If the job held PUs (logical CPUs) in only a part of the interval, the CPU time and the wait time in this part
+    /// are not known. They are estimated: if the part is a third of the interval, the estimate is a third of the CPU
+    /// time and a third of the wait time of the interval.
     pub fn add_sample(&mut self, sample: &UsageSample) {
         let length_ns = sample.length_ns;
         let without_ns = if sample.pus == 0 { length_ns } else { sample.without_pus_ns.min(length_ns) };
@@ -272,7 +273,7 @@ impl JobUsage {
     /// Ends the present serial phase of the job, if there is one. In a serial phase, a job with two or more cores
     /// runs only one thread. If the phase lasted at least 10 s ([`MIN_SERIAL_PHASE_NS`]), its length is added to
     /// the field `serial_ns`. [`JobUsage::add_sample`] calls this method when a sample shows that the phase is
-    /// over. The caller must call it at the end of the job, because a phase may still be open then.
+    /// over. The caller must also call this method at the end of the job, because a phase may last until then.
     pub fn end_serial_phase(&mut self) {
         let phase = core::mem::take(&mut self.open_serial_ns);
         if phase >= MIN_SERIAL_PHASE_NS {
@@ -337,8 +338,9 @@ impl JobReport {
         self.wall_ns.saturating_sub(self.usage.without_pus_ns)
     }
 
-    /// Returns the mean number of PUs (logical CPUs) that the job used while it held PUs, in permille of one PU. This
-    /// is its CPU time in this time divided by the time. 0 if the time is 0, or if the job never held a PU.
+    /// Returns the mean number of PUs (logical CPUs) that the job used while it held PUs, in permille of one PU. The
+    /// result is the CPU time that the job used while it held PUs, divided by [`JobReport::time_with_pus_ns`]. 0 if
+    /// this time is 0, or if the job never held a PU.
     #[must_use]
     pub fn mean_used_pus_permille(&self) -> u64 {
         let usage = &self.usage;
