@@ -182,7 +182,7 @@ impl WardenState {
     ///   decided whether to keep or to remove the cpuset.
     #[must_use]
     pub fn job_cgroup_paths(&self) -> BTreeSet<String> {
-        let own = self.cpusets.paths().chain(self.cpusets.undecided_leftover_paths());
+        let own = self.cpusets.paths().chain(self.cpusets.leftover_paths());
         self.jobs.cgroup_paths().chain(own).map(str::to_owned).collect()
     }
 

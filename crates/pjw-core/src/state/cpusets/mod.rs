@@ -171,7 +171,7 @@ impl CpusetRegistry {
     ///   its job again. In the mode `observe`, pjw does not decide.
     /// - A cpuset of another daemon: pjw leaves the cpuset as it is. The path stays in the list until the cpuset is
     ///   removed or gets other PUs (logical CPUs).
-    pub fn undecided_leftover_paths(&self) -> impl Iterator<Item = &str> {
+    pub fn leftover_paths(&self) -> impl Iterator<Item = &str> {
         self.leftovers.iter().map(|leftover| leftover.path.as_str())
     }
 
