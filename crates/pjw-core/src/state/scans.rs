@@ -176,10 +176,9 @@ impl WardenState {
     /// Returns the paths of all cgroups of jobs, relative to the mount point of the cgroup hierarchy:
     ///
     /// - The cgroups that batch systems made for jobs.
-    /// - The cgroups of the cpusets that pjw made for jobs.
+    /// - The cgroups of the cpusets that pjw manages for jobs.
     /// - The cgroups of leftover cpusets. A leftover cpuset is a job's cpuset that a daemon of pjw wrote before this
-    ///   daemon started ([`LeftoverCpuset`](crate::terms::LeftoverCpuset)). Its cgroup is in the result until pjw has
-    ///   decided whether to keep or to remove the cpuset.
+    ///   daemon started ([`CpusetRegistry::leftover_paths`](crate::state::cpusets::CpusetRegistry::leftover_paths)).
     #[must_use]
     pub fn job_cgroup_paths(&self) -> BTreeSet<String> {
         let own = self.cpusets.paths().chain(self.cpusets.leftover_paths());

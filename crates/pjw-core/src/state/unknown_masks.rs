@@ -87,9 +87,9 @@ impl MasksOfUnknownOrigin {
     /// lost. The journal is the file with which a restarted daemon restores its state. The next scan of all processes
     /// begins the search.
     ///
-    /// If an earlier search has begun and is not complete, the search starts over. It then leaves out the same
-    /// processes as the earlier search: the processes that belonged to jobs according to the journal when the earlier
-    /// search first began. The masks of these processes are in the journal.
+    /// If an earlier search has begun and is not complete, the search starts over. Both searches skip the processes
+    /// that belonged to jobs, according to the journal, when the earlier search first began. The masks of these
+    /// processes are in the journal.
     pub fn request_search(&mut self) {
         let recorded = match core::mem::take(&mut self.search) {
             Search::Done => None,

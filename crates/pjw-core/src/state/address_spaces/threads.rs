@@ -14,9 +14,9 @@ impl WardenState {
     /// for a PU (logical CPU) most of the time.
     ///
     /// If no thread in the address space is hot, the group instead has one thread of each process: the thread with the
-    /// lowest tid that has not exited. This thread may become hot soon. A process that only owns the address space of
-    /// other processes and computes nothing ([`Member::is_task_host`](crate::state::Member::is_task_host)) is left out
-    /// here.
+    /// lowest tid that has not exited. This thread may become hot soon. The group then has no thread of a process that
+    /// exists only to own the address space of other processes
+    /// ([`Member::is_task_host`](crate::state::Member::is_task_host)).
     #[must_use]
     pub fn address_space_threads_of(&self, id: &JobId) -> Vec<AddressSpaceThreads> {
         if self.address_spaces.groups().next().is_none() {

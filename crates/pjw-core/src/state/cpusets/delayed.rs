@@ -29,9 +29,9 @@ pub struct DelayedChanges {
 }
 
 impl DelayedChanges {
-    /// Adds `action` to the delayed changes. `action` is a change of a cpuset that the kernel or systemd has begun
-    /// and has not completed. Until [`DelayedChanges::remove`] is called with the same change, the daemon plans no
-    /// other change of this job's cpuset.
+    /// Adds `action` to the delayed changes. `action` is a change of the cpuset of a job. The kernel or systemd has
+    /// begun this change and has not completed it. The daemon plans no other change of the cpuset of the same job until
+    /// [`DelayedChanges::remove`] is called with `action`.
     pub fn add(&mut self, action: &CpusetAction) {
         *self.jobs.entry(action.job.clone()).or_default() += 1;
         match &action.change {

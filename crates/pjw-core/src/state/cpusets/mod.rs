@@ -53,9 +53,10 @@ impl ManagedCpuset {
         is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed && !self.was_refused
     }
 
-    /// Whether pjw wrote the PUs (logical CPUs) that `cpuset` has. `cpuset` is this cpuset as a scan read it. True if
-    /// the PUs are the set that pjw wrote last, or an earlier set that may still be in force
-    /// ([`ManagedCpuset::previous_cpus`]). False if another program has changed the PUs.
+    /// Whether pjw wrote the PUs (logical CPUs) of the cpuset that this `ManagedCpuset` describes. `cpuset` is the
+    /// state in which a scan found the cpuset. True if the PUs in `cpuset` are the set that pjw wrote last, or an
+    /// earlier set that may still be in force ([`ManagedCpuset::previous_cpus`]). False if another program has changed
+    /// the PUs.
     #[must_use]
     pub fn has_cpus_from_pjw(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
@@ -130,8 +131,8 @@ pub struct CpusetRegistry {
 }
 
 impl CpusetRegistry {
-    /// Returns the job's cpuset at the cgroup path `path`. `None` if pjw neither created nor changed a
-    /// cpuset at this path.
+    /// Returns the cpuset at the cgroup path `path`, if pjw manages it: pjw created or changed the cpuset for a job, or
+    /// is about to create or change it. Otherwise returns `None`.
     #[must_use]
     pub fn cpuset_at(&self, path: &str) -> Option<&ManagedCpuset> {
         self.managed.get(path)
@@ -163,14 +164,12 @@ impl CpusetRegistry {
         self.leftovers.push(leftover);
     }
 
-    /// Iterates over the cgroup paths of the leftover cpusets about which pjw has not decided. A leftover cpuset
-    /// ([`LeftoverCpuset`]) existed when this daemon started: an earlier run of this daemon, or another daemon of pjw,
-    /// had written the cpuset for a job.
+    /// Iterates over the cgroup paths of the leftover cpusets. A leftover cpuset ([`LeftoverCpuset`]) existed when this
+    /// daemon started: an earlier run of this daemon, or another daemon of pjw, had written the cpuset for a job.
     ///
-    /// - A cpuset of an earlier run: after the next scan of all processes, pjw decides whether to use the cpuset for
-    ///   its job again. In the mode `observe`, pjw does not decide.
-    /// - A cpuset of another daemon: pjw leaves the cpuset as it is. The path stays in the list until the cpuset is
-    ///   removed or gets other PUs (logical CPUs).
+    /// - A cpuset of an earlier run is included until pjw has decided whether to use it for its job again. pjw decides
+    ///   after the next scan of all processes. In the mode `observe`, pjw does not decide.
+    /// - A cpuset of another daemon is included until the cpuset is removed or gets other PUs (logical CPUs).
     pub fn leftover_paths(&self) -> impl Iterator<Item = &str> {
         self.leftovers.iter().map(|leftover| leftover.path.as_str())
     }
@@ -377,9 +376,10 @@ impl CpusetRegistry {
         }
     }
 
-    /// Records the outcome of `action`, a change of a cpuset that pjw has asked the kernel or systemd to make. Must be
-    /// called for each such change. A refusal has the effect of [`CpusetRegistry::record_refusal`]. A change that is
-    /// not complete yet is added to [`CpusetRegistry::delayed_changes`].
+    /// Records the outcome of `action`, a change of a cpuset that pjw has requested from the kernel or systemd. Must be
+    /// called once for each requested change. If the change was refused, this function calls
+    /// [`CpusetRegistry::record_refusal`]. If the change is not complete yet, it is added to
+    /// [`CpusetRegistry::delayed_changes`].
     pub fn record_outcome(&mut self, action: &CpusetAction, outcome: &CpusetOutcome) {
         self.record_move_attempt(action, outcome);
         match outcome {
@@ -396,7 +396,8 @@ impl CpusetRegistry {
     }
 
     /// Records that pjw did not try the planned change `action` of a cpuset, because the journal could not be written.
-    /// The write does not count as one that another program overwrote.
+    /// pjw counts its planned writes to each cpuset. Too many writes between two scans of all processes show that
+    /// another program overwrites the cpuset. This function takes the write in `action` off the count.
     pub fn record_not_attempted(&mut self, action: &CpusetAction) {
         let CpusetChange::Create { job_cpuset, .. } = &action.change else { return };
         if let Some(managed) = self.managed.get_mut(&job_cpuset.path) {

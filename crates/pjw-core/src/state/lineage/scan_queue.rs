@@ -121,18 +121,19 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the time (since boot) at which the daemon must next scan a process again because its environment could
-    /// not be read. `None` if there is no such process. The daemon must call [`ScanQueue::queue_environment_retries`]
-    /// before that scan.
+    /// Returns the time at which the daemon must next scan a process again because its environment could not be read,
+    /// in ns since boot. `None` if there is no such process. The daemon must call
+    /// [`ScanQueue::queue_environment_retries`] before that scan.
     #[must_use]
     pub fn next_environment_retry(&self) -> Option<Nanos> {
         self.environment_retries.values().map(|retry| retry.due).min()
     }
 
-    /// Moves processes whose environment could not be read to the processes that [`ScanQueue::take_urgent_pids`]
-    /// returns: those that must be scanned again by the time `now` (since boot), or after at most a further quarter of
-    /// their delay, so that one scan serves many. If that scan can't read the environment either, the delay before the
-    /// next scan of the process is twice as long.
+    /// Adds processes whose environment could not be read to the processes that [`ScanQueue::take_urgent_pids`]
+    /// returns. Each of these processes has a delay: the time from one scan of the process to the next. A process is
+    /// added if at least three quarters of its delay have passed at the time `now`, in ns since boot. The last quarter
+    /// is not awaited, so that one scan reads many processes. The delay of each added process is then doubled. The new
+    /// delay applies if the next scan can't read the environment either.
     pub fn queue_environment_retries(&mut self, now: Nanos) {
         let is_due = |retry: &EnvironmentRetry| retry.due.0.saturating_sub(now.0) <= retry.delay_ns / 4;
         for (&pid, retry) in self.environment_retries.iter_mut().filter(|(_, retry)| is_due(retry)) {
@@ -179,10 +180,13 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the pids of the processes that must be scanned before the next periodic scan, and removes these
-    /// pids from the queue. These are the processes of jobs that had a process event (fork, exec or exit), the
-    /// processes outside of jobs that executed a program, and those of [`ScanQueue::queue_environment_retries`].
-    /// Forked processes that belong to no job stay in the queue: [`ScanQueue::take_unassigned_pids`] returns them.
+    /// Returns the pids of the processes that must be scanned before the next periodic scan, and removes these pids
+    /// from the queue. Forked processes that belong to no job stay in the queue: [`ScanQueue::take_unassigned_pids`]
+    /// returns them. The result has these processes:
+    ///
+    /// - The processes of jobs that had a process event (fork, exec or exit).
+    /// - The processes outside of jobs that executed a program.
+    /// - The processes whose environment must be read again ([`ScanQueue::queue_environment_retries`]).
     pub fn take_urgent_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.forked);
