@@ -36,8 +36,8 @@ pub enum MaskComparison {
 
 /// What pjw knows about the affinity mask of one thread: its original mask (the mask before pjw changed it), and the
 /// last request for a mask ([`MaskRequest`]). pjw restores the original mask when the job of the thread ends or is
-/// released. If several requests may be the last request, such as after a crash of the daemon, the entry has all of
-/// them.
+/// released. After a crash of the daemon, it may be unknown which of several requests came last. The entry then keeps
+/// all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be the last request for the thread, newest last. Never empty, and nearly always
@@ -120,8 +120,8 @@ impl MaskEntry {
 
     /// Makes the mask entry ([`MaskEntry`]) of a thread from `request`, a request for an affinity mask that was read
     /// from the journal (the file from which a restarted daemon restores its state). The earlier daemon wrote the
-    /// request to the journal before it made the request, and may have ended between these two steps. So it is unknown
-    /// whether the kernel got the request.
+    /// request to the journal before it called sched_setaffinity(2), and may have ended between these two steps. So it
+    /// is unknown whether the kernel got the request.
     #[must_use]
     pub fn from_record(request: MaskRequest) -> Self {
         let since = request.requested_at;
@@ -164,19 +164,18 @@ impl MaskEntry {
         &self.newest().original_mask
     }
 
-    /// Returns the affinity mask that was requested last for the thread. pjw or the program of the thread
-    /// requests a mask by sched_setaffinity(2). A mask that the kernel set by itself counts as requested too.
-    /// Returns `None` if pjw does not know which request was the last one, and the possible requests have
-    /// different masks.
+    /// Returns the affinity mask that pjw or the program of the thread requested last by sched_setaffinity(2). If the
+    /// kernel reset the mask by itself after that, returns all PUs (logical CPUs) of the machine. Returns `None` if pjw
+    /// does not know which of several requests came last, and these requests have different masks.
     #[must_use]
     pub fn requested_mask(&self) -> Option<&CpuSet> {
         let newest = self.newest();
         self.candidates.iter().all(|request| request.mask == newest.mask).then_some(&newest.mask)
     }
 
-    /// Iterates over the mask requests that may be the last request for the thread, oldest first. There is nearly
-    /// always one. There are several if pjw does not know which request is in force, such as after a crash of the
-    /// daemon, or if pjw set the mask during the fork of the thread ([`Self::record_possible_reset_by_fork`]).
+    /// Iterates over the mask requests that may be the last request for the thread, oldest first. Nearly always, there
+    /// is only one. After a crash of the daemon, it may be unknown which of several requests came last. The same is
+    /// true if pjw set the mask during the fork of the thread ([`Self::record_possible_reset_by_fork`]).
     pub fn last_request_candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
@@ -187,8 +186,8 @@ impl MaskEntry {
     }
 
     /// Whether the program of the thread requested the present mask of the thread. False if pjw requested the mask, or
-    /// if the kernel set the mask. Sometimes, several requests may be the last request for the thread
-    /// ([`MaskEntry::last_request_candidates`]). The newest of these requests then decides.
+    /// if the kernel set the mask by itself. If pjw does not know which of several requests came last
+    /// ([`MaskEntry::last_request_candidates`]), the result is about the newest of them.
     #[must_use]
     pub fn is_mask_from_program(&self) -> bool {
         self.newest().writer == MaskWriter::Program
@@ -207,9 +206,9 @@ impl MaskEntry {
         self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
-    /// Returns the time from which on the journal must contain the original mask of the thread (the mask before
-    /// pjw changed it), in ns since boot. The journal is the file with which a restarted daemon restores its state
-    /// and the masks of threads. `None` if the journal need not contain this mask.
+    /// Returns the time since which the journal must contain the original mask of the thread (the mask before pjw
+    /// changed it), in ns since boot. The journal is the file with which a restarted daemon restores its state and the
+    /// masks of threads. `None` if the journal need not contain this mask.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since

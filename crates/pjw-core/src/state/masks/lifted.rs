@@ -49,7 +49,7 @@ impl LiftedBinding {
     ///
     /// - `demand` is the present demand of the thread for CPU time.
     /// - `waiting_of_others` has the present shares of waiting time, in permille, of the other hot threads of the job
-    ///   that are still bound to PUs of the lifted mask. A thread is hot if it runs or waits for a PU most of the time.
+    ///   that are still bound to PUs of this binding. A thread is hot if it runs or waits for a PU most of the time.
     /// - `now` is the present time, in ns since boot.
     ///
     /// The result is true if all of these conditions hold:
@@ -58,7 +58,7 @@ impl LiftedBinding {
     /// - The lift was at least 10 s and less than 20 s ago.
     /// - Before the lift, the thread waited for a PU for at least a tenth of the time.
     /// - Now, the thread is hot, and its share of waiting time is at least three quarters of its share before the lift.
-    /// - The mean of `waiting_of_others` is at least three quarters of that share too, or `waiting_of_others` is empty.
+    /// - The mean of `waiting_of_others` is at least three quarters of the same share, or `waiting_of_others` is empty.
     ///   If the other threads wait less, the lift helped them.
     #[must_use]
     pub fn must_restore_binding(

@@ -29,19 +29,19 @@ pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Corrects a mask entry that attributes a mask to the program of the thread although the kernel may have set it: the
-/// entry then says that the kernel set the mask. A kernel before Linux 6.2 gives a thread all PUs (logical CPUs) of its
-/// cpuset when the cpuset or the online PUs change.
+/// Corrects the mask entry `entry` of a thread, if the entry says that the program requested the present mask although
+/// the kernel may have set this mask. The corrected entry says that the kernel set the mask. A kernel before Linux 6.2
+/// gives a thread all PUs (logical CPUs) of its cpuset when the cpuset or the online PUs change.
 ///
 /// `now` is the present time, in ns since boot. `limits` must have every set of PUs that was online and in the thread's
 /// cpuset since the time [`hotplug_window_start`]`(now)`. `entry` is corrected if all of these conditions hold:
 ///
 /// 1. `limits.kernel_may_have_reset_mask` is true.
-/// 2. `entry` says that the program set the mask, and also contains an earlier request for the thread.
+/// 2. `entry` says that the program requested the mask, and also contains an earlier request for the thread.
 /// 3. The first scan that read the mask did so at most [`HOTPLUG_DELAY`] before `now`.
 /// 4. The mask equals one of the sets in `limits.possible_cpus`.
-/// 5. No other thread in the same cpuset had a PU outside the mask. Such a PU would prove that the mask is not the
-///    whole cpuset, so that the program requested the mask.
+/// 5. It is not certain that the program requested the mask ([`MaskEntry`] records this). It is certain if another
+///    thread in the same cpuset had a PU outside the mask: then the mask is not the whole cpuset.
 pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, now: Nanos) {
     if limits.kernel_may_have_reset_mask {
         let begin = hotplug_window_start(now);

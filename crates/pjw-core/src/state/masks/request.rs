@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::basics::{CpuSet, Nanos};
 
-/// The origin of the affinity mask of a thread: a request of the program, a request of pjw, or the kernel itself.
+/// Who set the affinity mask of a thread: the program or pjw (sched_setaffinity(2)), or the kernel by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskWriter {
     /// The program of the thread, or a user by a tool such as taskset(1). Also the process that started the
@@ -18,10 +18,10 @@ pub enum MaskWriter {
     Kernel,
 }
 
-/// A request that set the affinity mask of a thread (sched_setaffinity(2)): the requested mask, its writer, and the
+/// A request for an affinity mask of a thread (sched_setaffinity(2)): the requested mask, who requested it, and the
 /// time. A mask that the kernel set by itself ([`MaskWriter::Kernel`]) is recorded in the same form. Each request also
-/// contains the original mask of the thread, which pjw restores when the job ends, or when `pjwctl release` takes the
-/// cores of the job back.
+/// contains the original mask of the thread (the mask before pjw changed it). pjw restores the original mask when the
+/// job ends, or when `pjwctl release` takes the cores of the job back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskRequest {
     /// The requested mask. It may contain PUs that are offline or outside the thread's cpuset.
@@ -43,9 +43,9 @@ pub struct MaskRequest {
 }
 
 impl MaskRequest {
-    /// Whether pjw must restore the original mask of the thread (the field `original_mask`) when the job of the
-    /// thread ends or is released. True if pjw or the kernel made this request, and the requested mask differs
-    /// from the original mask. The result counts only if this is the last request for the thread.
+    /// Whether pjw must restore the original mask of the thread (the field `original_mask`) when the job of the thread
+    /// ends or is released, if no later request has replaced this request. True if pjw or the kernel set the mask of
+    /// this request, and this mask differs from the original mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.writer != MaskWriter::Program && self.mask != self.original_mask
@@ -89,7 +89,7 @@ pub fn effective_mask(requested_mask: &CpuSet, possible_cpus: &CpuSet) -> CpuSet
 }
 
 /// The PUs (logical CPUs) to which the kernel limits the affinity mask of a thread: the PUs that are both online and in
-/// the thread's cpuset. If these PUs have changed since a scan last read the mask, the earlier limits are included.
+/// the thread's cpuset. If this set of PUs has changed since a scan last read the mask, the earlier sets are included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskLimits {
     /// The sets of PUs that were both online and in the thread's cpuset at some time since the last reading

@@ -5,7 +5,8 @@ use crate::machine::topology::Topology;
 
 /// Returns the affinity mask that a thread of a job should have.
 ///
-/// - `granted_cpus` is the set of PUs (logical CPUs) that the job holds.
+/// - `topology` has all PUs (logical CPUs) of the machine.
+/// - `granted_cpus` is the set of PUs that the job holds.
 /// - `original_mask` is the mask that the thread had before pjw changed it.
 /// - `inherited_mask` is the mask that the first processes of the job inherited from outside the job. `None` if
 ///   unknown.
@@ -13,9 +14,9 @@ use crate::machine::topology::Topology;
 /// The first rule that applies gives the result:
 ///
 /// 1. The result is `granted_cpus` if `original_mask` equals `inherited_mask`, contains all of `granted_cpus`, or
-///    contains every PU of `topology`.
+///    contains every PU of the machine.
 /// 2. The result is `original_mask` if it is not empty and contains only PUs of `granted_cpus`.
-/// 3. The result is `granted_cpus` if `granted_cpus` or `original_mask` contains no PU of `topology`.
+/// 3. The result is `granted_cpus` if `granted_cpus` or `original_mask` contains no PU of the machine.
 /// 4. Otherwise, each PU of `original_mask` is replaced by a PU of `granted_cpus`. The PUs of the machine and the
 ///    granted PUs are both numbered in hwloc's logical order. The k-th PU of the machine is replaced by the k-th
 ///    granted PU. If there are fewer than k granted PUs, the numbering continues at the first granted PU.
