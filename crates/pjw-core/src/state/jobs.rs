@@ -320,8 +320,9 @@ impl Jobs {
         !self.borrowers.is_empty()
     }
 
-    /// Returns, for each PU (logical CPU), the number of jobs that own the PU. A job owns the PUs that it holds if its
-    /// grant has [`Ownership::Owned`]. A job of the class besteffort only borrows PUs, and is not counted.
+    /// Returns, for each PU (logical CPU), the number of jobs that own the PU. A job owns a PU if the PU is granted to
+    /// the job until the job ends or a command releases it ([`Ownership::Owned`]). A job of the class besteffort only
+    /// borrows PUs, and is not counted.
     #[must_use]
     pub fn owned_grants_per_pu(&self) -> &GrantCounts {
         &self.granted

@@ -131,7 +131,7 @@ impl PuPool {
         self.held_by_index(HOUSEKEEPING)
     }
 
-    /// Returns the PUs (logical CPUs) that are granted to jobs, including offline PUs.
+    /// Returns the PUs (logical CPUs) that are allocated (granted) to jobs, including offline PUs.
     #[must_use]
     pub fn allocated_cpus(&self) -> CpuSet {
         self.holder_indices().filter(|&(_, index)| index > HOUSEKEEPING).map(|(pu, _)| pu).collect()
@@ -182,9 +182,8 @@ impl PuPool {
     }
 
     /// Returns each lent PU (logical CPU) with the number of PUs that its owner holds, including offline PUs. A PU is
-    /// lent if one job (the owner) holds it and leaves it idle, and another job borrows it. pjw confines the threads of
-    /// the owner to the PUs that the owner holds. So a thread on the lent PU with more PUs in its affinity mask belongs
-    /// to another program.
+    /// lent if one job (the owner) holds it and leaves it idle, and another job borrows it. A thread that may run on
+    /// more PUs than the owner holds does not count as a thread of the owner, except if it is an io_uring worker.
     #[must_use]
     pub fn lent_cpus_with_owner_pu_counts(&self) -> BTreeMap<Pu, u32> {
         let lent = self.lent_cpus();
@@ -213,16 +212,16 @@ impl PuPool {
         taken
     }
 
-    /// Returns the number of changes of the pool since its creation. A [`PuOffer`] is valid only if this
-    /// number is the same as when the offer was made.
+    /// Returns a counter that grows each time grants, housekeeping PUs or online PUs change. A [`PuOffer`] is valid
+    /// only if the counter is the same as when the offer was made.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.change_count
     }
 
-    /// Sets which PUs (logical CPUs) of the machine are online. pjw does not grant an offline PU to a job. A job that
-    /// holds a PU that goes offline keeps the PU. If the set of online PUs changes, all earlier offers of the allocator
-    /// ([`PuOffer`]) become invalid.
+    /// Sets which PUs (logical CPUs) of the machine are online. The allocator offers no free PU that is offline. A job
+    /// that holds a PU that goes offline keeps the PU. If the set of online PUs changes, all earlier offers of the
+    /// allocator ([`PuOffer`]) become invalid.
     pub fn set_online(&mut self, online: &CpuSet) {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
@@ -233,11 +232,11 @@ impl PuPool {
 
     /// Grants the PUs (logical CPUs) of `offer` to `job`, and frees all other PUs of `job`. The allocator must have
     /// made the offer for `job`. If another job borrows a PU that `job` did not hold before, this borrowing ends. The
-    /// next decision about loans reports this to the borrower.
+    /// next decision about lending then reports the loss of the PU by an event.
     ///
     /// # Errors
-    /// If the pool changed since the offer was made, or if another job or the system holds a PU of the offer.
-    /// The pool is then unchanged.
+    /// If the pool changed since the offer was made, or if another job or the system holds a PU of the offer. The pool
+    /// is then unchanged.
     pub fn commit(&mut self, job: &JobId, offer: &PuOffer) -> Result<(), StaleOffer> {
         if offer.pool_change_count != self.change_count || !offer.cpus.is_subset(&self.available_to(job)) {
             return Err(StaleOffer);

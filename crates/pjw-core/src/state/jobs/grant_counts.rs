@@ -2,8 +2,8 @@
 
 use crate::basics::{CpuSet, Pu, prelude::*};
 
-/// For each PU (logical CPU), the number of jobs that hold the PU. A PU that no job holds has no entry. The set of PUs
-/// that a job holds is the grant of the job.
+/// The PUs (logical CPUs) that jobs hold, each with the number of jobs that hold it. The set of PUs that a job holds is
+/// the grant of the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrantCounts(BTreeMap<Pu, usize>);
 

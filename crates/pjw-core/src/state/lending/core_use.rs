@@ -72,9 +72,9 @@ pub struct OwnerCpuSample<'a> {
 /// - Kernel threads, and the threads of pjwd.
 /// - Threads at idle priority (`cpu.idle` or `SCHED_IDLE`). All threads of borrowers (jobs that borrow cores) have idle
 ///   priority.
-/// - Threads that the kernel may run on more PUs (logical CPUs) than the owner holds. Such a thread belongs to another
-///   program. This does not apply to io_uring workers: they always count, because the kernel may give an io_uring
-///   worker of the owner a mask of all PUs.
+/// - Threads that the kernel may run on more PUs (logical CPUs) than the owner holds. pjw assumes that such a thread
+///   belongs to another program. This does not apply to io_uring workers: they always count, because the kernel may
+///   give an io_uring worker of the owner a mask of all PUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LentCoreSample {
     /// The PUs of the core.
@@ -324,16 +324,17 @@ impl CoreUse {
 }
 
 /// Returns the number of cores that the waiting threads of an owner (a job whose idle cores may be lent) need. A
-/// waiting thread is hot ([`ThreadDemand::is_hot`]), and waits for a PU (logical CPU) for at least a tenth of the time.
-/// Such a thread needs a PU for all the time in which it runs or waits. Returns 0 if there is no waiting thread.
+/// waiting thread runs or waits for a PU (logical CPU) most of the time ([`ThreadDemand::is_hot`]), and waits for at
+/// least a tenth of the time. Such a thread needs a PU for all the time in which it runs or waits. These times of all
+/// waiting threads are added up, and rounded to a number of cores. Returns 0 if there is no waiting thread.
 ///
 /// - `threads` has the demand and the affinity mask of each thread of the owner, as of the last scan.
 /// - `count_cores` returns how many cores of the owner have at least one PU in a given set. The function passes all PUs
 ///   in the masks of the waiting threads. The waiting threads cannot need more cores than `count_cores` returns,
 ///   because they cannot run on other PUs.
-/// - `has_smt` says whether the cores of the owner have more than one PU each. The needs of all waiting threads are
-///   added up, and rounded to a number of cores. A fraction of a core is rounded up if it is at least one tenth of a
-///   core, or at least nine tenths if `has_smt` is false. Smaller fractions are dropped.
+/// - `has_smt` says whether the cores of the owner have more than one PU each. If true, a fraction of a core is rounded
+///   up if it is at least one tenth of a core. If false, a fraction is rounded up if it is at least nine tenths of a
+///   core. A smaller fraction is dropped.
 pub fn cores_wanted_by_waiting_threads<'a>(
     threads: impl Iterator<Item = (ThreadDemand, &'a CpuSet)>,
     count_cores: impl Fn(&CpuSet) -> u32,

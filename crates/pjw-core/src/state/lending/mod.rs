@@ -61,9 +61,9 @@ pub struct OwnerLendingState {
 }
 
 impl LendingState {
-    /// Records the result `used` of a measurement: how many of its cores the owner (a job whose idle cores may be lent)
-    /// uses. `measured_at` is the time of the measurement, in ns since boot. `core_count` is the number of all cores of
-    /// the owner.
+    /// Records the result `used` of a measurement: how many cores the job `owner` uses. pjw may lend the idle cores of
+    /// this job. `core_count` is the number of all cores of the job. `measured_at` is the time of the measurement, in
+    /// ns since boot.
     pub fn record_use(&mut self, owner: &JobId, used: UsedCores, core_count: u32, measured_at: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
         known.sampled_since = known.sampled_since.or(Some(measured_at));
@@ -74,17 +74,17 @@ impl LendingState {
         known.used = Some(used);
     }
 
-    /// Returns the end of the grace period that ends first, in ns since boot. `None` if no grace period is running. pjw
-    /// lends idle PUs (logical CPUs) of a job to another job, the borrower. When pjw decides to take a lent PU back,
-    /// the borrower may still use this PU for a grace period.
+    /// Returns when the next grace period ends, in ns since boot. A grace period concerns a PU (logical CPU) that a job
+    /// borrows. When pjw decides to take such a PU back, the borrower may still use the PU until the grace period ends.
+    /// Returns `None` if no grace period is running.
     #[must_use]
     pub fn next_grace_period_end(&self) -> Option<Nanos> {
         self.grace_period_ends.values().min().copied()
     }
 
-    /// Returns the end of the grace period of the PU (logical CPU) `pu`, in ns since boot. `None` if no grace period is
-    /// running for this PU. pjw lends idle PUs of a job to another job, the borrower. When pjw decides to take a lent
-    /// PU back, the borrower may still use this PU for a grace period.
+    /// Returns when the grace period of the borrowed PU (logical CPU) `pu` ends, in ns since boot. When pjw decides to
+    /// take a borrowed PU back, the borrower may still use the PU until the grace period ends. Returns `None` if no
+    /// grace period is running for `pu`.
     #[must_use]
     pub fn grace_period_end(&self, pu: Pu) -> Option<Nanos> {
         self.grace_period_ends.get(&pu).copied()
@@ -103,10 +103,11 @@ impl LendingState {
         self.owners.get(owner)
     }
 
-    /// Sets the list of the borrowers (jobs of the class besteffort, which borrow cores) with real-time load: in at
-    /// least one process of the borrower, the threads with a real-time priority together use at least 1 % of a PU
-    /// (logical CPU). pjw lends such a borrower no cores of other jobs, because the kernel would run its real-time
-    /// threads before the threads of the owner of the cores. The daemon calls this method after each scan of the
+    /// Sets which borrowers (jobs of the class besteffort, which borrow cores) have real-time load. pjw lends such a
+    /// borrower no cores of other jobs. Otherwise, the kernel would run the real-time threads of the borrower before
+    /// the threads of the owner of the cores. A borrower has real-time load if the threads with a real-time priority in
+    /// one of its processes together use at least 1 % of a PU (logical CPU). A frozen borrower uses no CPU time, and
+    /// keeps its real-time load while it has any real-time thread. The daemon calls this method after each scan of the
     /// processes of jobs.
     pub fn set_realtime_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
         self.realtime_borrowers = borrowers;

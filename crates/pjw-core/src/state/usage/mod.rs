@@ -248,10 +248,9 @@ impl UsageState {
         }
     }
 
-    /// Stores the result `figures` of a memory measurement of the job `job`, for the report on the job. For each
-    /// amount of memory, the report has the largest stored value. For the shared part of the memory, the report has
-    /// the last stored value instead. An estimate of the shared part does not replace an exact value. Has no effect
-    /// if the job has already ended.
+    /// Stores the result `figures` of a memory measurement of the job `job`, for the report on the job. The report has
+    /// the largest stored value of each amount of memory. Except for the shared part of the memory: the report has its
+    /// last stored value, but an estimate does not replace an exact value. Has no effect if the job has already ended.
     pub fn note_memory(&mut self, job: &JobId, figures: &MemoryReading) {
         let Some(open) = self.jobs.get_mut(job) else { return };
         let MemoryReading { shared, pss, rss, peak } = *figures;
