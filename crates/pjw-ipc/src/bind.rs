@@ -43,10 +43,10 @@ impl BoundSocket {
         &self.path
     }
 
-    /// Returns whether the socket file and the lock file still exist and are the files that this value created. If
-    /// another program removed or replaced one of the files, returns false. New clients possibly can't connect then,
-    /// or a second daemon can start. The caller should call [`BoundSocket::rebind_if_removed`], which creates the
-    /// files again.
+    /// Returns whether the socket file and the lock file still exist and are the files that this value created. The
+    /// result is false if another program removed or replaced one of the files. Without the socket file, new clients
+    /// can't connect. Without the lock file, a second daemon can start. The caller should then call
+    /// [`BoundSocket::rebind_if_removed`], which creates the missing or replaced files again.
     #[must_use]
     pub fn are_files_in_place(&self) -> bool {
         inode_of(&self.path) == Some(self.inode) && is_lock_in_place(&self.path, &self.lock)

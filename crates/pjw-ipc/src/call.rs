@@ -306,9 +306,10 @@ pub struct ExplainPidReply {
     pub last_tid: Option<u32>,
 }
 
-/// The reply to the call `Plan`, a dry run: the changes of affinity masks and cpusets that the next cycle of the
-/// daemon would make. A cycle consists of a scan, decisions and changes. The reply also has warnings. Most warnings
-/// name a change that is needed, and the reason why the daemon does not make this change.
+/// The reply to the call `Plan`, a dry run: the changes of affinity masks and cpusets that the daemon would make now.
+/// The reply also contains the warnings of the daemon, each with a reason and a remedy. Most warnings name a change
+/// that is needed but that the daemon does not make. The other warnings name a state of the machine that the user
+/// should correct.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
     /// The changes of affinity masks and cpusets that the daemon would make now.
@@ -322,8 +323,8 @@ pub struct PlanReply {
 }
 
 /// The reply to the calls `PlanDefrag` and `Defrag`. `Defrag` moves jobs to other cores, so that the free cores lie
-/// closer together and a larger request can be served. `PlanDefrag` only computes these moves. The reply has the
-/// moves. For comparison, it also has the size of the largest request that fits into the free cores, before the moves
+/// closer together and a larger request for cores can be granted. `PlanDefrag` computes the same moves, but does not
+/// make them. The reply contains the moves, and the size of the largest request that fits into the free cores before
 /// and after the moves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefragReply {

@@ -24,7 +24,7 @@ const MAX_REPLY: usize = 64 << 20;
 /// The time for which the client still reads bytes that have arrived already, after it has found that the deadline of a
 /// call has passed. It may find this late, because the process was stopped.
 const LATE_READING_TIME: Duration = Duration::from_millis(100);
-/// The beginning of the message of the error `Busy` for a user who is not an administrator and sends commands too often.
+/// The start of the message of the error `Busy` for a user who is no administrator and sends commands too often.
 pub const COMMANDS_TOO_OFTEN: &str = "you send commands too often";
 /// The maximum time for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -114,23 +114,23 @@ impl ClientError {
         matches!(self, Self::Refused { error, .. } if error.ends_with(".Busy"))
     }
 
-    /// Returns whether the daemon refused the call because this user sends commands too often. The same call can succeed
-    /// a moment later on the same connection.
+    /// Returns whether the daemon refused the call because this user sends commands too often. The same call can
+    /// succeed a moment later on the same connection.
     #[must_use]
     pub fn is_commands_too_often(&self) -> bool {
         let Self::Refused { message, .. } = self else { return false };
         self.is_busy() && message.starts_with(COMMANDS_TOO_OFTEN)
     }
 
-    /// Returns whether the daemon refused a call of `Assign` with `refuse_frozen`, because the processes of the new job
-    /// would be frozen at once. The daemon then made no job.
+    /// Returns whether the daemon refused to create a job that can borrow no core now, so that its processes would be
+    /// frozen at once. Only the call `Assign` with the parameter `refuse_frozen` is refused for this reason.
     #[must_use]
     pub fn is_would_freeze(&self) -> bool {
         matches!(self, Self::Refused { error, .. } if error.ends_with(".WouldFreeze"))
     }
 
-    /// Returns whether the daemon refused the call because it does not understand the parameter `parameter`, as a
-    /// daemon of an earlier version does. The daemon then executed nothing of the call.
+    /// Returns whether the daemon refused the call because it does not know the parameter `parameter`. The daemon is
+    /// then possibly of an earlier version than the client. The daemon executed nothing of the call.
     #[must_use]
     pub fn is_unknown_parameter(&self, parameter: &str) -> bool {
         let Self::Refused { error, message } = self else { return false };
@@ -242,10 +242,10 @@ impl Client {
         self.read_reply().map(|(reply, _)| reply)
     }
 
-    /// Calls the method `method` of the daemon, which sends a series of replies, such as `Events`. Passes each reply
-    /// to `on_reply`. Blocks until the last reply has arrived, or until `on_reply` returns false. If `on_reply`
-    /// returned false, the connection can't be used for another call. The timeout of the connection applies to
-    /// sending the call, but not to waiting for replies.
+    /// Calls the method `method` of the daemon. The method must be one with a series of replies, such as `Events`.
+    /// Passes each reply to `on_reply`. Blocks until the last reply has arrived, or until `on_reply` returns false. If
+    /// `on_reply` returned false, the connection can't be used for another call. The timeout of the connection applies
+    /// to sending the call, but not to waiting for replies.
     ///
     /// # Errors
     /// If the daemon refuses the call, sending the call takes longer than the timeout, the connection breaks, or a

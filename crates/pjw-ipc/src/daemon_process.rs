@@ -14,14 +14,16 @@ use serde::Deserialize;
 
 use crate::service_commands::has_systemd;
 
-/// The name of the lock file of a daemon, in the directory [`lock_dir`](crate::client::lock_dir). The daemon writes its
-/// pid and the path of its socket to this file.
+/// The name of the lock file of a daemon, in the directory [`lock_dir`](crate::client::lock_dir). The daemon describes
+/// itself in this file as JSON, for example with its pid and the path of its socket.
 pub const LOCK_FILE_NAME: &str = "warden.lock";
-/// The most bytes that are read from a lock file: two paths and a number.
+/// The maximum number of bytes that are read from the lock file of a daemon. The text that a daemon writes to the file
+/// is usually much shorter.
 pub const MAX_LOCK_FILE_BYTES: u64 = 64 << 10;
 
-/// The process of a pjwd, as far as it is known: its pid, and which program possibly started it. The `Display` text is
-/// the name of the process in a sentence, such as `pjwd (process 812)`.
+/// A running process of pjwd, as error messages describe it: its pid, whether it is stopped by a signal, and whether
+/// systemd started it. The pid or the starter can be unknown. The `Display` text is the name of the process in a
+/// sentence, such as `pjwd (process 812)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DaemonProcess {
     pid: Option<u32>,
@@ -41,7 +43,8 @@ enum Starter {
 }
 
 impl DaemonProcess {
-    /// Returns the process with the id `pid`, which is a running pjwd.
+    /// Describes the process with the id `pid`, which must be a running pjwd. Reads the state and the parent of the
+    /// process from `/proc`.
     #[must_use]
     pub fn from_pid(pid: u32) -> Self {
         Self { pid: Some(pid), is_stopped: is_stopped(pid), starter: Starter::of_process(pid) }
@@ -66,14 +69,16 @@ impl DaemonProcess {
         if is_unit { Self { starter: Starter::Systemd, ..process } } else { process }
     }
 
-    /// Returns whether the process is stopped by a signal, such as SIGSTOP, or by a debugger.
+    /// Returns whether the process was stopped by a debugger or by a signal, such as SIGSTOP, when this value was made.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }
 
-    /// Returns the commands that end the daemon also if it hangs, and start it again. Text for messages to the user,
-    /// such as `kill -9 812, and then pjwd again`.
+    /// Returns the shell commands with which the user can end the daemon and start it again, as text for a message. The
+    /// commands also end a daemon that hangs. Examples: `systemctl restart pjwd` if systemd started the daemon, and
+    /// `kill -9 812, and then pjwd again` if another program started it. If the starter is unknown, the text contains
+    /// the commands for both cases.
     #[must_use]
     pub fn restart_commands(&self) -> String {
         self.commands(
@@ -82,13 +87,18 @@ impl DaemonProcess {
         )
     }
 
-    /// Returns the commands that end the daemon also if it hangs. Text for messages to the user, such as `kill -9 812`.
+    /// Returns the shell commands with which the user can end the daemon, even if it hangs, as text for a message.
+    /// Examples: `systemctl stop pjwd.socket pjwd.service` if systemd started the daemon, and `kill -9 812` if another
+    /// program started it. If the starter is unknown, the text contains the commands for both cases.
     #[must_use]
     pub fn kill_commands(&self) -> String {
         self.commands("systemctl stop pjwd.socket pjwd.service", &self.kill_command("kill -9"))
     }
 
-    /// Returns the commands that end a daemon which does not hang. Text for messages to the user, such as `kill 812`.
+    /// Returns the shell commands with which the user can end the daemon, as text for a message. Examples:
+    /// `systemctl stop pjwd.socket pjwd.service` if systemd started the daemon, and `kill 812` if another program
+    /// started it. If the starter is unknown, the text contains the commands for both cases. `kill 812` sends SIGTERM,
+    /// which may have no effect on a daemon that hangs. [`DaemonProcess::kill_commands`] uses SIGKILL instead.
     #[must_use]
     pub fn stop_commands(&self) -> String {
         self.commands("systemctl stop pjwd.socket pjwd.service", &self.kill_command("kill"))

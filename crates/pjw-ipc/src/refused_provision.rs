@@ -8,8 +8,9 @@ use crate::wire::Warning;
 /// The code of the warning about a refused provision.
 const CODE: &str = "provision";
 
-/// Returns the sentences about the provision `id` of the configuration, if pjwd refused to give it the cores that the
-/// configuration promises: the reason and the remedy. `warnings` are those of the status. Empty if `id` is not refused.
+/// Returns sentences for the user with the reason why pjwd refused the provision `id`, and with the remedy. A provision
+/// is a section of the configuration that lets pjwd keep cores for a service. `warnings` must be the warnings in the
+/// status of pjwd, which name the refused provisions. The result is empty if pjwd did not refuse the provision.
 #[must_use]
 pub fn refused_provision_reasons(id: &str, warnings: &[impl Borrow<Warning>]) -> Vec<String> {
     let refusals =
@@ -19,9 +20,10 @@ pub fn refused_provision_reasons(id: &str, warnings: &[impl Borrow<Warning>]) ->
         .collect()
 }
 
-/// Returns the error text for the job `id`, which does not exist because pjwd refused the provision of this name in its
-/// configuration. The text has the reason and the remedy. `warnings` are those of the status. `None` if `id` is not
-/// refused.
+/// Returns the error text for the job `id`, which does not exist because pjwd refused the provision with the same id. A
+/// provision is a section of the configuration that lets pjwd keep cores for a service. The text contains the reason
+/// and the remedy. `warnings` must be the warnings in the status of pjwd, which name the refused provisions. `None` if
+/// pjwd did not refuse such a provision.
 #[must_use]
 pub fn refused_provision_error(id: &str, warnings: &[impl Borrow<Warning>]) -> Option<String> {
     let reasons = refused_provision_reasons(id, warnings);

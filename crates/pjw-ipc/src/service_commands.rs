@@ -17,8 +17,8 @@ pub fn pjwd_start_commands() -> &'static str {
 
 /// Returns the commands that restart pjwd on this machine, as text for messages to users. With systemd, the text is
 /// `systemctl restart pjwd`. Without systemd, the text says that the user must kill pjwd and start it again. The
-/// commands also work if pjwd hangs. If the process of pjwd is known,
-/// [`DaemonProcess::restart_commands`](crate::daemon_process::DaemonProcess::restart_commands) names it.
+/// commands also work if pjwd hangs. The text does not contain the pid of pjwd. For a text with the pid, see
+/// [`DaemonProcess::restart_commands`](crate::daemon_process::DaemonProcess::restart_commands).
 #[must_use]
 pub fn pjwd_restart_commands() -> &'static str {
     restart_text_of(has_systemd())

@@ -7,8 +7,8 @@ use thiserror::Error;
 
 use crate::dial::{MAX_SOCKET_PATH_BYTES, truncate_path};
 
-/// The reason why pjwd can't listen on its Unix socket: the error of [`bind`](super::bind). The error message says what the user
-/// can do.
+/// The reason why pjwd can't listen on its Unix socket: the error of [`bind`](super::bind). The error message says
+/// what the user can do.
 #[derive(Debug, Error)]
 pub enum BindError {
     /// Another process already listens on the socket, or holds the lock file of the socket.
