@@ -99,9 +99,10 @@ pub unsafe extern "C" fn pjw_job_close(job: *mut PjwJob) {
     }
 }
 
-/// Writes into `cores` how many cores and CPUs the job has now. If pjwd does not complete a write of the core map
-/// within 100 ms, these are the cores that `job` read last. Returns 0. Returns -1 and sets `errno` to `EINVAL` if `job`
-/// or `cores` is NULL.
+/// Writes into `cores` how many cores and CPUs the job has now. If pjwd publishes no cores for the job, the numbers
+/// are those of the affinity mask of the calling thread. While pjwd updates the published cores, the call waits for at
+/// most 100 ms. If the update is not complete then, the call writes the cores that were read last through `job`.
+/// Returns 0. Returns -1 and sets `errno` to `EINVAL` if `job` or `cores` is NULL.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`]. `cores` must be NULL or have room for a `pjw_cores_t`.
@@ -204,11 +205,11 @@ pub unsafe extern "C" fn pjw_job_wait(
     })
 }
 
-/// Tells pjwd that the job wants `cores` cores at present. 0 means that the job needs no core. -1 takes back the
-/// number of the last call. The job then wants as many cores as it was granted: the cores that pjwd or the batch
-/// system chose for the job. Returns 0. After a failure, returns -1 and sets `errno`:
+/// Informs pjwd that the job can use `cores` cores at present. 0 means that the job needs no core. -1 cancels the
+/// number of the last call: the job can then use all cores that pjwd or the batch system granted to it. Returns 0.
+/// After a failure, returns -1 and sets `errno`:
 ///
-/// - `ENOENT` if the program is in no job.
+/// - `ENOENT` if pjwd has no files for the job, for example because the program is in no job or the job has ended.
 /// - `EINVAL` if `job` is NULL or `cores` is less than -1.
 /// - Otherwise the error of writing the number, such as `EACCES` if the user does not own the job.
 ///

@@ -18,8 +18,8 @@ use crate::page::{CoreMapError, CoreMapReader};
 /// The interval at which a program without a core map checks whether there is one, and whether its mask has changed.
 const MASK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The source of the cores that a program reads for its job: the core map (a file in which pjwd publishes the CPUs of
-/// the job), or the affinity mask of the calling thread.
+/// The source from which the CPUs in a [`Cores`] value were read: the core map (a file in which pjwd publishes the CPUs
+/// of a job), or the affinity mask of the calling thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoresSource {
     /// The core map: the CPUs of the job, as pjwd publishes them in the file `coremap` in the directory of
@@ -124,9 +124,10 @@ pub enum WantError {
     },
 }
 
-/// A job, as its programs see it. A program can read which cores the job has, wait for changes, and tell pjwd how
-/// many cores the job wants. If pjwd publishes no files for the job, its cores are those in the affinity mask of the
-/// calling thread. Several threads of a program can share one value of this type.
+/// A handle of a job, for the programs of this job. With the handle, a program can read which cores the job has, wait
+/// for changes of these cores, and inform pjwd how many cores the job can use. If pjwd publishes no files for the job,
+/// the handle returns the cores in the affinity mask of the calling thread. Several threads of a program can share one
+/// handle.
 #[derive(Debug)]
 pub struct Job {
     /// The directory with the files of the job.
@@ -251,8 +252,8 @@ impl Job {
         self.write_want(&format!("{cores}\n"))
     }
 
-    /// Takes back the number that [`Job::set_wanted_cores`] wrote. The job then wants as many cores as it was
-    /// granted: the cores that pjwd or the batch system chose for the job.
+    /// Cancels the number that [`Job::set_wanted_cores`] wrote. The job then wants all cores that pjwd or the batch
+    /// system granted to it.
     ///
     /// # Errors
     /// The errors of [`Job::set_wanted_cores`].

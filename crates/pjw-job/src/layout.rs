@@ -43,16 +43,18 @@ pub const SIZE_OFFSET: usize = 12;
 /// writes, and even after the write. Each write leaves a new value.
 pub const SEQUENCE_OFFSET: usize = 16;
 /// The offset of a reserved 4-byte word, in bytes from the start of the core map (the file `coremap` of a job). The
-/// word is always 0, and no program waits for it.
+/// word is always 0, and no program waits for it with futex(2).
 ///
-/// pjwd changes the sequence counter by `FUTEX_WAKE_OP` of futex(2), which also wakes the programs that wait for a
-/// second word. At the beginning of a write, no program should wake up. Therefore pjwd passes the reserved word as the
-/// second word.
+/// pjwd changes the sequence counter by the operation `FUTEX_WAKE_OP` of futex(2). This operation also wakes the
+/// programs that wait for a second word, which pjwd chooses. At the beginning of a write, no program should wake up.
+/// Therefore pjwd then chooses the reserved word.
 pub const RESERVED_OFFSET: usize = 20;
 /// The offset of the epoch, in bytes from the start of the core map (the file `coremap` of a job). The epoch is an
-/// 8-byte number that has a new value after each change of the core map. Each write of pjwd replaces all bytes from
-/// this offset to the end, except the last write, which ends the core map ([`LIVE_FLAG`]). Of the bytes before this
-/// offset, a write changes only the sequence counter.
+/// 8-byte number that has a new value after each change of the core map.
+///
+/// A write of pjwd replaces all bytes from this offset to the end of the file. The bytes before this offset stay
+/// unchanged, except the sequence counter. When pjwd no longer keeps the file up to date, pjwd clears [`LIVE_FLAG`] in
+/// a last write. The last write does not replace the sets of CPUs.
 pub const EPOCH_OFFSET: usize = 24;
 /// The number of 8-byte words that each set of CPUs occupies in the core map (the file `coremap` of a job). Each bit
 /// stands for one CPU. The core map has four sets: `own`, `borrowed`, `leaving` and `lent` ([`CoreMapContent`]).
@@ -61,8 +63,9 @@ pub const WORDS_PER_CPU_SET: usize = 126;
 /// for each of the CPU numbers from 0 to `MAX_CPUS - 1`. A CPU with a larger number can't be in the core map.
 pub const MAX_CPUS: u32 = 64 * 126;
 /// A bit in the flags of the core map (the file `coremap` of a job). The bit is set as long as pjwd keeps this file
-/// up to date. If the bit is not set, pjwd no longer writes this file ([`CoreMapContent::is_live`]), and all sets of
-/// CPUs in the file are empty: they have 0 words in use. Words that are not in use may then have any value.
+/// up to date. If the bit is not set, pjwd no longer writes this file ([`CoreMapContent::is_live`]). The number of
+/// words in use is then 0 for all sets of CPUs, so all sets are empty. A reader must ignore the words that are not in
+/// use: they may contain old CPUs.
 pub const LIVE_FLAG: u32 = 1;
 /// A bit in the flags of the core map (the file `coremap` of a job). The bit is set if the job has CPUs that are
 /// missing in the core map, because their numbers are [`MAX_CPUS`] or more. The file `coremap.json` in the same

@@ -103,8 +103,7 @@ impl CoreMapReader {
     ///
     /// # Errors
     /// [`CoreMapError::Unfinished`] if a write of pjwd is still not complete after 100 ms, for example because pjwd was
-    /// killed during the write. `Job::cores` then returns the cores that were read last. The same error if the content
-    /// of the file is invalid.
+    /// killed during the write. Also if the content of the file is invalid.
     pub fn read(&self) -> Result<CoreMapContent, CoreMapError> {
         self.read_complete(READ_TIMEOUT).map(|(content, _)| content)
     }
@@ -186,7 +185,7 @@ impl CoreMapReader {
     /// the job owns the CPU, or borrows it from another job. Reads a few words of memory, and makes no system call.
     /// `None` in three cases:
     ///
-    /// - pjwd is just writing the core map.
+    /// - pjwd is writing the core map at this moment.
     /// - pjwd no longer keeps this file up to date ([`CoreMapContent::is_live`] is false).
     /// - The number of the CPU is [`crate::layout::MAX_CPUS`] or more.
     #[must_use]
