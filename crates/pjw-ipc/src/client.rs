@@ -424,14 +424,12 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the directory of the lock file of the daemon of the user `uid`. The running daemon holds a lock on this file
-/// (flock(2)). A second daemon of the same user then refuses to start, except with the option `--beside`. The directory
-/// is `/run/pjwd-lock` for root. For other users, it is `/run/user/UID/pjwd-lock`, or `/tmp/pjwd-UID-lock` if
-/// `/run/user/UID` does not exist.
+/// Returns the directory of the lock file of the daemon of the user `uid`. For root, the directory is `/run/pjwd-lock`.
+/// For other users, it is `/run/user/UID/pjwd-lock`, or `/tmp/pjwd-UID-lock` if `/run/user/UID` does not exist.
 ///
-/// Unlike [`runtime_dir`], the directory does not depend on `$XDG_RUNTIME_DIR`: all daemons of the user must use the
-/// same lock. The directory contains no state files, so that the lock stays if a user deletes the directory of the
-/// state files.
+/// The running daemon holds a lock on the file (flock(2)). A second daemon of the same user then refuses to start,
+/// except with the option `--beside`. Unlike [`runtime_dir`], the directory does not depend on `$XDG_RUNTIME_DIR`,
+/// because all daemons of the user must use the same lock.
 ///
 /// `/run/user/UID` can appear and vanish while a daemon runs. So there is a second lock file: see [`lasting_lock_dir`].
 #[must_use]

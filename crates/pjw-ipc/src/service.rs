@@ -9,10 +9,10 @@ use tokio::sync::mpsc;
 
 use crate::call::{Call, CallError, Reply};
 
-/// The limits on connections, memory and time that protect the server from its clients. The server closes a
-/// connection that exceeds a limit. Only the limit on the memory for unread replies has another effect in some cases:
-/// the server sends the error `Busy` instead of a reply ([`ServerLimits::max_unread_reply_bytes`] describes these
-/// cases).
+/// The limits on connections, memory and time that protect the server from its clients. When a limit
+/// is exceeded, the server closes a connection. If the exceeded limit is the one on the memory for unread replies, the
+/// server possibly sends the error `Busy` instead of a reply, and the connection stays open
+/// ([`ServerLimits::max_unread_reply_bytes`]).
 #[derive(Debug, Clone, Copy)]
 pub struct ServerLimits {
     /// The maximum number of open connections, of all users together. If no connection is left for a user without
