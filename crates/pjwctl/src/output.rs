@@ -46,12 +46,13 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     })
 }
 
-/// Writes all of `bytes` to `descriptor`, without a buffer. If the descriptor is full, waits until it accepts more
-/// bytes. This also works if the descriptor does not block: another program that uses the same pipe or terminal may
-/// have set `O_NONBLOCK`.
+/// Writes all of `bytes` to `descriptor`, without a buffer. If the pipe or terminal behind the descriptor is full,
+/// waits until it accepts more bytes. Waits also if the flag `O_NONBLOCK` is set. Another program that uses the same
+/// pipe or terminal may have set this flag.
 ///
 /// # Errors
-/// The first error of write(2) or poll(2) other than `EAGAIN` and `EINTR`. A part of the bytes may be written then.
+/// The first error of write(2) or poll(2) other than `EAGAIN` and `EINTR`. `WriteZero` if write(2) writes 0 bytes. A
+/// part of the bytes may be written then.
 pub fn write_all_waiting(descriptor: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match nix::unistd::write(descriptor, bytes) {

@@ -17,10 +17,10 @@ const GOOD_EFFICIENCY: u32 = 900;
 const TOO_LONG: &str = "because the serial part is too long for items of this length: make the serial part shorter or \
                         the items longer, or take";
 
-/// The result of `pjwctl advise`, which computes how well a farm uses its cores. A farm is a group of worker processes
-/// that compute numbered work items. Times are in seconds. The efficiency is a number from 0 to 1: the core time that
-/// the same items need without a farm, divided by the core time that the farm occupies. Core time is a number of cores
-/// multiplied by a time. `--json` prints this type as JSON.
+/// The input and the result of `pjwctl advise`, which computes how well a farm uses its cores. A farm is a group of
+/// worker processes that compute numbered work items. The input is the time of the serial part, the time of one item
+/// and the number of workers. The result is an estimate for a given number of items, a table of numbers of items for
+/// several efficiencies ([`FarmEstimate::efficiency`]), and a sentence of advice. `--json` prints this type as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FarmAdvice {
     /// The time of the serial part in seconds: the time in which only one process works.
@@ -77,11 +77,15 @@ pub struct NeededItems {
 }
 
 impl FarmAdvice {
-    /// Computes the advice for a farm with the costs `costs`: the time in which only one process works, the time of one
-    /// item, and the number of workers. If `items` is `Some`, also estimates the run time for this number of items, and
-    /// the advice is about this number. If `items` is `None`, the advice says how many items the farm needs for an
-    /// efficiency of 90 % ([`FarmEstimate::efficiency`]), or that no number of items is enough. For a farm with a
-    /// single worker, the advice is to use more workers.
+    /// Computes the advice for a farm, a group of worker processes that compute numbered work items. `costs` contains
+    /// the time in which only one process works, the time of one item, and the number of workers.
+    ///
+    /// - If `items` is `Some`, the advice is about a run with this number of items, and the result contains an estimate
+    ///   of the run time.
+    /// - If `items` is `None`, the advice says how many items the farm needs for an efficiency of 90 %
+    ///   ([`FarmEstimate::efficiency`]), or that no number of items is enough.
+    ///
+    /// For a farm with a single worker, the advice is always to use more workers.
     #[must_use]
     pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
         let needed = EFFICIENCIES.map(|permille| {

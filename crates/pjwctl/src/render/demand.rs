@@ -77,8 +77,9 @@ pub struct LendingSettings {
     pub at_once: u32,
 }
 
-/// How well the machine was used in one replay of `pjwctl simulate --demand`. The replayed jobs own cores. An
-/// additional job, the besteffort job, uses the free cores and the cores that the other jobs lend.
+/// The use of the machine in one replay of `pjwctl simulate --demand`: the utilisation of the cores that jobs can use,
+/// and the core hours of the besteffort job. The besteffort job is a job that the simulation adds to the replayed jobs.
+/// The besteffort job uses the free cores, and the cores that the replayed jobs lend.
 #[derive(Debug, Clone, Serialize)]
 pub struct UtilisationSummary {
     /// The utilisation of the machine, from 0 to 1: the core time that the owners and the besteffort job used, divided

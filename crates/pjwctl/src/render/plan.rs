@@ -6,8 +6,9 @@ use pjw_ipc::wire::{Abstained, Action};
 use super::text::{cpus_phrase, escape_control_characters, remedy_lines, wrap_text};
 use super::{Terminal, style};
 
-/// Returns the text of `pjwctl plan`: the changes of affinity masks and cpusets that the daemon would make next. The
-/// text also lists the changes that are needed but that the daemon would not make, and why.
+/// Returns the text of `pjwctl plan`: the changes of affinity masks and cpusets that the daemon would make now. The
+/// text also lists the warnings of the daemon. Most warnings name a change that is needed, and the reason why the
+/// daemon would not make this change.
 #[must_use]
 pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
     let mut parts = vec![if plan.actions.is_empty() {

@@ -66,8 +66,8 @@ pub struct SimulationResult {
     pub levels: Vec<TopologyLevel>,
 }
 
-/// How long decisions took, in nanoseconds: the median and the 99th percentile. A decision is the choice of the cores
-/// for one job that is started.
+/// The time that a decision took in a simulation, in nanoseconds of wall-clock time: the median and the 99th percentile
+/// of all decisions. A decision is the choice of the cores for one job that is started.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct DecisionTimes {
     /// The median of the durations, in ns.
@@ -236,8 +236,10 @@ fn microseconds(nanoseconds: u64) -> String {
     format!("{}.{} µs", nanoseconds / 1_000, nanoseconds % 1_000 / 100)
 }
 
-/// Returns the CSV text that `pjwctl simulate --per-job` writes to a file. The text has one line for each job that
-/// got cores in the simulation, with the time of its submission, the time of its end and its CPUs.
+/// Returns the CSV text that `pjwctl simulate --per-job` writes to a file. After a line with the names of the columns,
+/// the text has one line for each job that got cores in the simulation. The line contains the number of the job in the
+/// job log, the times of its submission and of its end (in seconds since the time 0 of the job log), the number of
+/// processors in the job log, the CPUs, and the numbers of packages, NUMA nodes and L3 caches of these CPUs.
 #[must_use]
 pub fn per_job_csv(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
@@ -259,8 +261,9 @@ pub fn per_job_csv(replay: &ReplayResult) -> String {
     text
 }
 
-/// Returns the CSV text that `pjwctl simulate --fragmentation` writes to a file. The text has one line for each time
-/// at which the free cores of the simulated machine were counted.
+/// Returns the CSV text that `pjwctl simulate --fragmentation` writes to a file. After a line with the names of the
+/// columns, the text has one line for each [`FragmentationSample`] in `result`: the time of the sample, the number of
+/// free cores, and the largest numbers of free cores in a single L3 cache, NUMA node and package.
 #[must_use]
 pub fn fragmentation_csv(result: &SimulationResult) -> String {
     let mut text = "time_s,free,largest_l3,largest_numa_node,largest_package\n".to_owned();

@@ -86,8 +86,9 @@ pub fn char_count(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Returns the CPU list `list` in at most `width` columns. A list that is too long is cut, and the number of all CPUs
-/// in `list` follows, as in `0,2,…(8)` for eight CPUs. Control characters are escaped.
+/// Returns the CPU list `list`, such as `0-3,8`, with control characters escaped. If the list has more than `width`
+/// characters, the text has only the first CPUs, and then the number of all CPUs in the list. For example, the text for
+/// a list of eight CPUs is `0,2,…(8)`.
 #[must_use]
 pub fn shorten_cpu_list(list: &str, width: usize) -> String {
     if char_count(list) <= width {

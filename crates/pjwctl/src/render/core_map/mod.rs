@@ -27,10 +27,10 @@ pub fn job_symbol(position: usize) -> char {
     LETTERS.get(position).map_or('*', |&letter| char::from(letter))
 }
 
-/// The holder of a core or of a PU (logical CPU): a job, several jobs, or the system (`Housekeeping`). The core map of
-/// `pjwctl status` (a text with one character for each core) shows the holders. `Lent` means that one job owns the PU
-/// and another job borrows the PU. `Free` means that nothing holds the core or the PU, so that a job can get it.
-/// `Offline` means that the core or the PU is switched off, so that no job can get it.
+/// The holder of a core or of a PU (logical CPU): a job, several jobs, or the system. `Lent` means that one job owns
+/// the core or the PU and another job borrows it. If there is no holder, the core or the PU is `Free` (a job can get
+/// it) or `Offline` (switched off, so that no job can get it). The core map of `pjwctl status` (a text with one
+/// character for each core) shows these values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     /// One job holds the core or the PU. The number is the index of the job in the list of jobs, counted from 0.
@@ -39,7 +39,7 @@ pub enum Holder {
     SeveralJobs,
     /// A job holds the core or the PU but leaves it idle, and another job borrows it at present.
     Lent,
-    /// The PU is reserved for the system, and no job gets it.
+    /// The PU is reserved for the system, and no job owns it.
     Housekeeping,
     /// The PU is free.
     Free,
@@ -89,9 +89,10 @@ pub struct PuHolders {
 }
 
 impl PuHolders {
-    /// Computes the holder of each PU (logical CPU) from the status of the daemon. `pool` contains the free PUs and
-    /// the PUs that are reserved for the system. `jobs` contains the PUs of each job. All other PUs count as offline.
-    /// A PU that is reserved for the system counts as such also if a job of the class besteffort shares it.
+    /// Computes the holder of each PU (logical CPU) from two parts of the status of the daemon. `pool` contains the
+    /// free PUs and the PUs that are reserved for the system. `jobs` contains the PUs of each job. The holder of a PU
+    /// in neither of them is [`Holder::Offline`]. A job of the class besteffort can share a PU that is reserved for the
+    /// system without borrowing it. The holder of such a PU is still [`Holder::Housekeeping`].
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();

@@ -50,7 +50,8 @@ pub struct DoctorFinding {
     pub cpus: String,
 }
 
-/// A job in the report of `pjwctl doctor`.
+/// A job in the report of `pjwctl doctor`: its owner, the CPUs that it holds or would get from pjwd, and the numbers of
+/// its processes and threads. A row of the table of jobs shows one such value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
     /// The id of the job, such as `slurm:7`.

@@ -141,9 +141,12 @@ pub fn unknown_partition_message(job: &Job, error: &str) -> String {
     )
 }
 
-/// Returns the message that `pjwctl assign` prints if the job got no cores, with the reason. If the job waits for
-/// cores, the message also says how to cancel the request. For a job of the class besteffort, the message says whether
-/// its processes are frozen.
+/// Returns the message that `pjwctl assign` prints if the job got no cores. The message depends on the job:
+///
+/// - For a job that waits for cores of its own, the message says how to cancel the request.
+/// - For a job of the class besteffort that can borrow no core, the message says whether its processes are frozen. If
+///   the job has no process, the message says how to add one.
+/// - For any other job, the message names the state of the job.
 #[must_use]
 pub fn no_cores_message(job: &Job) -> String {
     if job.class == "besteffort" && ["waiting", "reserved"].contains(&job.state.as_str()) {

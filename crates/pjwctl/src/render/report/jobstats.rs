@@ -14,8 +14,9 @@ const MIN_WALL: u64 = 60_000;
 
 /// Returns a summary of how an ended job used this node, in the format in which the tool jobstats stores summaries in
 /// Slurm's field AdminComment. For a job of less than a minute, the text says only that the job was short.
-/// `host_name` is the host name of the node. The memory of the job is the limit of its cgroup, which Slurm sets to the
-/// memory that the job requested. `total_memory_bytes` is the memory of the node, for a job without such a limit.
+/// `host_name` is the host name of the node. The text also contains the total memory that the job could use, in bytes.
+/// This is the memory limit in `report`. If the job had no memory limit, it is `total_memory_bytes`, which must be the
+/// memory of the node.
 #[must_use]
 pub fn jobstats_line(report: &Report, host_name: &str, total_memory_bytes: u64) -> String {
     if report.wall_s.0 < MIN_WALL {

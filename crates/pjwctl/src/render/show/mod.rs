@@ -174,9 +174,9 @@ fn evidence_text(evidence: &str) -> String {
     }
 }
 
-/// Returns a table with one row per thread: its state, CPU demand, last PU (logical CPU), affinity mask and name. The
-/// CPU demand is the share of time in which the thread runs or waits for a PU. If there are no threads, the text is
-/// empty.
+/// Returns a table with one row per thread: its thread id, state, CPU demand, last PU (logical CPU), affinity mask and
+/// name. The CPU demand is the share of the recent time in which the thread ran or waited for a PU, in percent. If
+/// there are no threads, the text is empty.
 #[must_use]
 pub fn threads_table(threads: &[Thread], term: Terminal) -> String {
     if threads.is_empty() {
