@@ -1,17 +1,21 @@
-//! Borrowers (jobs on free and lent cores): the events and signals about cores that they lose, and their idle priority.
+//! Borrowers (jobs on free and lent cores): the events and signals about cores that they lose, their idle priority, and
+//! how they leave a core on a busy machine.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Uid;
 use pjw_core::cpuset::CpuSet;
 use pjw_job::Job;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::waiting::{wait_for, wait_until};
 
 use crate::lending::{SPIN, assign, lending_daemon, lent, wait_for_kinds_of_events};
-use crate::processes::{Shell, core_count, has_two_cores, is_root, mask};
+use crate::processes::{Shell, core_count, has_two_cores, is_ended, is_root, mask, masks};
 
 /// Whether SIGWINCH is in a set of signals of the process: `ShdPnd:` for the pending ones, `SigCgt:` for the caught
 /// ones (proc_pid_status(5)).
@@ -146,4 +150,62 @@ fn borrowers_get_their_idle_priority_back_that_another_program_has_ended() {
         wait_until("it is at idle priority again", || is_idle(&file));
     }
     assert!(daemon.log().contains("another program has ended the idle priority"), "{}", daemon.log());
+}
+
+/// Processes outside of jobs that fork without a pause. As root, they are processes of the user `nobody`. They end when
+/// this value is dropped.
+struct ForkingProcesses {
+    _shell: Shell,
+    pids: Vec<u32>,
+}
+
+impl ForkingProcesses {
+    /// Starts 16 processes for each core, at most 64.
+    fn start() -> Self {
+        let mut command = Command::new("sh");
+        if Uid::effective().is_root() {
+            command.uid(65_534).gid(65_534);
+        }
+        let mut shell = Shell::from_command(command);
+        let count = (16 * core_count()).min(64);
+        let pids = (0..count).map(|_| shell.background("sh -c 'while :; do ( : ); done'")).collect();
+        Self { _shell: shell, pids }
+    }
+
+    /// Whether all processes go on: none has ended because it could not fork.
+    fn all_run(&self) -> bool {
+        self.pids.iter().all(|pid| !is_ended(*pid))
+    }
+}
+
+#[test]
+fn a_lent_core_comes_back_to_its_owner_beside_many_processes_that_fork() {
+    let config = "[lending]\nenabled = true\nbuffer = 0\nlend_after = \"200ms\"\n";
+    let Some(daemon) = lending_daemon(config) else { return };
+    let (mut web, mut batch) = (Shell::start(), Shell::start());
+    let borrowers = [batch.background(SPIN), batch.background(SPIN), batch.pid()];
+    assign(&daemon, "web", "guaranteed", "1", &web);
+    assign(&daemon, "batch", "besteffort", "64", &batch);
+    let own: CpuSet = daemon.job("web").unwrap().cpus.parse().unwrap();
+    let is_on_own = |mask: &str| mask.parse::<CpuSet>().unwrap().intersects(&own);
+    let is_lent = || {
+        lent(&daemon, "web") == own.to_string() && masks(&borrowers).iter().all(|(_, mask)| is_on_own(mask))
+    };
+    // While the owner computes, its core may be lent again for a moment: the other programs leave it so little time
+    // that it seems idle.
+    let has_core_alone =
+        || lent(&daemon, "web").is_empty() && !masks(&borrowers).iter().any(|(_, mask)| is_on_own(mask));
+    wait_until("the idle core is lent", is_lent);
+    let forking = ForkingProcesses::start();
+    for round in 0..2 {
+        wait_until("the idle core is lent beside processes that fork", is_lent);
+        let worker = web.background(SPIN);
+        wait_until("no thread of the borrower may use the core of the owner that computes", has_core_alone);
+        assert_eq!(mask(web.pid()), own, "the owner may use it all the time, in round {round}");
+        web.run(&format!("kill {worker}; wait; echo"));
+    }
+    wait_until("the core is lent again when the owner sleeps", is_lent);
+    assert!(forking.all_run(), "a process could not fork");
+    assert!(!borrowers.iter().any(|pid| is_ended(*pid)), "a process of the borrower has ended");
+    wait_for_kinds_of_events(&daemon, &["lent", "revoked", "returned"]);
 }
