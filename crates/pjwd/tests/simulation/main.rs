@@ -11,7 +11,9 @@
 //! The tests of *lending* have the same phases and conditions. There, jobs are guaranteed and besteffort, the demand of
 //! the owners changes, and the daemon samples it as its event loop does. No PU has two owners or two borrowers, no
 //! owner waits for a borrower, no borrower is frozen while a core is free, also while records are lost, and a release
-//! undoes everything. One of these tests has the monitor of lent PUs, one has cgroup v1, and one has provisions.
+//! undoes everything. After a cycle that made all its changes, the cpusets of the simulated kernel let a job run on a PU
+//! of another one that is guaranteed only if the job borrows the PU, and at idle priority. One of these tests has the
+//! monitor of lent PUs, one has cgroup v1, and one has provisions.
 //!
 //! A test runs 1,000 seeds: 600 that are the same each time, and 400 that are new each day. The tests of lending with
 //! the monitor, with cgroup v1 and with provisions run a third of them. `PJW_SEEDS=100000` runs 100,000 seeds instead,
@@ -258,6 +260,7 @@ fn run_with_lending(seeds: &[u64], machine: Machine, test: &str) {
                 && totals.loans > 0
                 && totals.returns > 0
                 && totals.lent_at_rest > 0
+                && totals.lent_threads > 0
                 && totals.frozen > 0
                 && [totals.provisions > 0, totals.recognised > 0] == [machine == Machine::WithProvisions; 2]
         );

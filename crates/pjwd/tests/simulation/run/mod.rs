@@ -62,6 +62,9 @@ pub struct Totals {
     pub returns: usize,
     /// PUs that were lent at rest while the owners were idle.
     pub lent_at_rest: usize,
+    /// Threads that may run on PUs that are lent to their jobs, once for each such PU, after the cycles with faults
+    /// that made all their changes.
+    pub lent_threads: usize,
     /// Processes that were frozen at rest.
     pub frozen: usize,
     /// Provisions that were made or changed.
@@ -84,6 +87,7 @@ impl Totals {
         self.loans += other.loans;
         self.returns += other.returns;
         self.lent_at_rest += other.lent_at_rest;
+        self.lent_threads += other.lent_threads;
         self.frozen += other.frozen;
         self.provisions += other.provisions;
         self.recognised += other.recognised;
@@ -303,6 +307,7 @@ impl Run {
         }
         self.update_expected_jobs(commands, &report);
         self.check_masks();
+        self.check_owners_in_kernel(&report);
         assert!(
             self.warden.ongoing_failures().audit_violations.is_empty(),
             "{:?}",

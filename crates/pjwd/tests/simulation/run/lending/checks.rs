@@ -4,9 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, EnforcementMethod};
-use pjw_core::job::{Job, JobId, Ownership};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetOutcome, CpusetSupport, EnforcementMethod};
+use pjw_core::ids::is_cgroup_within;
+use pjw_core::job::{GrantedBy, Job, JobId, Ownership};
+use pjw_core::plan::MaskOutcome;
+use pjw_core::state::Member;
 use pjw_sim::world::SimProcess;
+use pjwd::warden::CycleReport;
 
 use super::super::Run;
 use super::INTERVAL;
@@ -89,6 +93,85 @@ impl Run {
         if let Some(lending) = &mut self.lending {
             lending.lent = lent;
         }
+    }
+
+    /// Checks in the simulated kernel, after the cycle with this report, that no job slows down an owner. Of the other
+    /// jobs, only the borrower of a PU may run on this PU of a guaranteed job, and only at idle priority. The check is
+    /// about the processes that a cpuset keeps on the PUs of their job. Any other process may have another mask or
+    /// cgroup than the scan has read.
+    ///
+    /// There is no check after a cycle that could not make a change, and none in runs with hotplug, where a PU may go
+    /// offline between two steps of the cycle.
+    pub(in super::super) fn check_owners_in_kernel(&mut self, report: &CycleReport) {
+        let Some(lending) = &self.lending else { return };
+        let has_journal = self.warden.ongoing_failures().journal_error.is_none();
+        if self.faults.has_hotplug || !has_journal || !are_all_changes_made(report) {
+            return;
+        }
+        let is_with_faults = lending.is_demand_changing;
+        let state = self.warden.state();
+        let owners = self.sole_owners();
+        let world = self.world.borrow();
+        let mut lent_threads = 0;
+        for member in state.members.values() {
+            let process = world.processes.get(&member.id.pid).filter(|process| process.id == member.id);
+            let Some(process) = process.filter(|process| self.is_kept_by_cpuset(member, process)) else {
+                continue;
+            };
+            if world.is_frozen(process) {
+                continue;
+            }
+            let has_idle_priority = world.has_idle_priority(process);
+            for (tid, thread) in &process.threads {
+                for pu in world.effective_mask(process, thread).iter() {
+                    let Some(owner) = owners.get(&pu).filter(|owner| **owner != member.job) else { continue };
+                    let borrower = state.pool.borrower(pu);
+                    assert_eq!(
+                        (borrower, has_idle_priority),
+                        (Some(&member.job), true),
+                        "thread {tid} may run on PU {pu} of {owner}: the borrower, and whether it has idle priority"
+                    );
+                    lent_threads += usize::from(is_with_faults);
+                }
+            }
+        }
+        drop(world);
+        self.totals.lent_threads += lent_threads;
+    }
+
+    /// The PUs of the guaranteed jobs that share no PU, each with its owner.
+    fn sole_owners(&self) -> BTreeMap<Pu, JobId> {
+        let state = self.warden.state();
+        let is_sole_owner = |owner: &&Job| {
+            owner.active_grant().is_some_and(|grant| {
+                !grant.is_shared
+                    && grant.ownership == Ownership::Owned
+                    && grant.granted_by == GrantedBy::Warden
+            })
+        };
+        let shared = state.jobs.shared_cpus();
+        let owners = state.jobs.guaranteed_jobs().filter(is_sole_owner);
+        let pus = owners.flat_map(|owner| {
+            let own = state.pool.pus_of(&owner.id).difference(&shared);
+            own.iter().map(|pu| (pu, owner.id.clone())).collect::<Vec<_>>()
+        });
+        pus.collect()
+    }
+
+    /// Whether a cpuset keeps the process on the PUs of its job: the process is in it, and the daemon can write it.
+    fn is_kept_by_cpuset(&self, member: &Member, process: &SimProcess) -> bool {
+        let (state, job) = (self.warden.state(), &member.job);
+        let Some(managed) = state.cpusets.cpuset_of(job) else { return false };
+        let grant = state.jobs.get(job).and_then(Job::active_grant);
+        let is_granted_by_pjw = grant.is_some_and(|grant| grant.granted_by == GrantedBy::Warden);
+        // The journal must have the masks of all threads before the cpuset is written.
+        let are_threads_known = state.members_of(job).all(|member| !member.threads.is_empty());
+        is_granted_by_pjw
+            && are_threads_known
+            && state.is_in_job_cpuset(member)
+            && is_cgroup_within(&process.cgroup, &managed.job_cpuset.path)
+            && state.cpusets.cpuset_error(job).is_none()
+            && !state.cpusets.delayed_changes.has_change_for(job)
     }
 
     /// Whether a borrower that can borrow no core can be squeezed.
@@ -219,4 +302,13 @@ impl Run {
             assert!(!world.has_idle_priority(process), "{} is at idle priority", process.id);
         }
     }
+}
+
+/// Whether the cycle has made all changes that it decided. A change of a process or cgroup that is gone counts as made.
+fn are_all_changes_made(report: &CycleReport) -> bool {
+    let is_made =
+        |outcome: &CpusetOutcome| matches!(outcome, CpusetOutcome::Done { .. } | CpusetOutcome::Gone);
+    !report.has_unfinished_work
+        && report.cpuset_outcomes.iter().all(|(_, outcome)| is_made(outcome))
+        && !report.mask_outcomes.iter().any(|(_, outcome)| matches!(outcome, MaskOutcome::Refused { .. }))
 }
