@@ -45,7 +45,7 @@ fn two_daemons_beside_each_other_keep_jobs_of_one_name_in_cgroups_of_their_own()
         daemon.check_after_reply(&job, &Some(cgroup.clone()), || cgroup_of_process(shell.pid()));
         let warnings = status(daemon).warnings;
         let warning = warnings.iter().find(|warning| warning.code == "beside").unwrap();
-        assert!(warning.text.contains(&own.usual_parent_path()), "{warning:?}");
+        assert!(warning.text.contains(&own.default_parent_path()), "{warning:?}");
         cgroups.push(cgroup);
     }
     assert_ne!(cgroups[0], cgroups[1]);

@@ -69,8 +69,8 @@ impl Faults {
         }
     }
 
-    /// Returns faults that never occur: all faults with a probability are disabled ([`Faults::disable`]), and
-    /// there is no hotplug.
+    /// Returns a configuration without faults: the probability of each fault is 0 ([`Faults::disable`]), and no PU goes
+    /// offline.
     #[must_use]
     pub fn none() -> Self {
         let faults = Self { has_hotplug: false, ..Self::from_random(&RandomStream::from_seed(0)) };

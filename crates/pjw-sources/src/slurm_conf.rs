@@ -25,8 +25,8 @@ pub struct SlurmConf {
 
 impl SlurmConf {
     /// Reads the settings from the texts of Slurm's files `slurm.conf` and `cgroup.conf`. `slurm_conf` is `None` if
-    /// this file is missing. `cgroup_conf` is empty if that file is missing. An `Include` in one of the files counts only
-    /// for the settings of that file.
+    /// this file is missing. `cgroup_conf` is empty if that file is missing. An included file is not read: if a file has
+    /// an `Include`, those of its settings that its own text does not show count as unknown.
     #[must_use]
     pub fn parse(slurm_conf: Option<&str>, cgroup_conf: &str) -> Self {
         let has_task_plugin =

@@ -75,7 +75,7 @@ fn check_creation(
     let scheduler_cgroup = owner.and_then(|job| job.cgroup.as_deref());
     let is_cgroup_of_scheduler = scheduler_cgroup == Some(job_cpuset.path.as_str());
     let names = &policy.own_cgroups;
-    let (parent, slice) = (names.usual_parent_path(), names.slice_name());
+    let (parent, slice) = (names.default_parent_path(), names.slice_name());
     let usual_prefixes = [format!("{parent}/"), format!("{parent}-"), format!("/{slice}/")];
     let borrower_prefixes = names.besteffort_parent_paths().map(|parent| format!("{parent}/"));
     // Only borrowers run at idle priority, and all of them do.

@@ -28,7 +28,7 @@ pub(crate) fn cpus_with_was_were(cpus: &CpuSet) -> String {
 /// function, so that they have the same figures. Below 100 s, the time has one decimal place. From 6000 s on, it is in
 /// hours and minutes.
 #[must_use]
-pub fn seconds_text(milliseconds: u64) -> String {
+pub fn duration_text(milliseconds: u64) -> String {
     match milliseconds / 1000 {
         seconds if seconds < 100 => {
             let tenths = (milliseconds + 50) / 100;
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn a_time_has_a_decimal_place_below_100_s_and_hours_from_6000_s_on() {
         let texts =
-            [0, 49, 50, 2_249, 2_250, 99_940, 100_900, 5_999_999, 6_000_000, 7_260_000].map(seconds_text);
+            [0, 49, 50, 2_249, 2_250, 99_940, 100_900, 5_999_999, 6_000_000, 7_260_000].map(duration_text);
         let expected = [
             "0.0 s",
             "0.0 s",

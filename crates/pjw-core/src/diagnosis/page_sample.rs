@@ -16,8 +16,8 @@ const MIN_PAGES: u64 = 64;
 /// The distance between two addresses is at least this size, in bytes: the smallest size of a page.
 const MIN_DISTANCE: u64 = 4096;
 
-/// A sample of the pages of a process: addresses at random in its largest ranges of private memory. The kernel says on
-/// which NUMA node the page at each address is.
+/// A sample of the pages of a process: random addresses in its largest ranges of private memory. The sample has no NUMA
+/// nodes: the caller asks the kernel on which node the page at each address is (move_pages(2)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageSample {
     /// The addresses, at most 128. Empty if the ranges are empty.

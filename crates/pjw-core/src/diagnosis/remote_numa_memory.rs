@@ -130,8 +130,8 @@ fn nodes_with_pus(topology: &Topology) -> impl Iterator<Item = &TopologyDomain> 
 
 /// Returns the processes in `processes` with much remote NUMA memory: memory on NUMA nodes where none of the hot
 /// threads of the process runs. A thread is hot if it runs or waits for a PU (logical CPU) most of the time. The remote
-/// memory must be at least 64 MiB, and at least three quarters of the memory of the process. An estimate from a sample
-/// must be at least four fifths.
+/// memory must be at least 64 MiB, and at least three quarters of the memory of the process. If the share is only
+/// estimated from a sample of pages, it must be at least four fifths.
 ///
 /// Memory on a NUMA node to which no PU belongs, such as a memory expander, is ignored, because it is remote for every
 /// thread. A process without hot threads is never in the result.

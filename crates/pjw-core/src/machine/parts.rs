@@ -33,7 +33,7 @@ pub enum DivisionRule {
 /// The reason why a value of the option `--map` of `pjwctl spawn` is not valid. A valid value is `core`, `pu`,
 /// `l3`, `numa`, or CPU lists with semicolons between them, such as `0-1;2-3` ([`DivisionRule`]).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum DivisionRuleError {
+pub enum MapOptionError {
     /// A part of the text (parts are separated by semicolons) is not a valid CPU list.
     #[error(
         "the part {part:?} of the map is no CPU list: {why}; write core, pu, l3, numa, or lists as in 0-1;2-3"
@@ -53,10 +53,10 @@ pub enum DivisionRuleError {
 }
 
 impl FromStr for DivisionRule {
-    type Err = DivisionRuleError;
+    type Err = MapOptionError;
 
     /// Parses `core`, `pu`, `l3`, `numa`, or lists of PUs with semicolons between them.
-    fn from_str(text: &str) -> Result<Self, DivisionRuleError> {
+    fn from_str(text: &str) -> Result<Self, MapOptionError> {
         Ok(match text {
             "core" => Self::Core,
             "pu" => Self::Pu,
@@ -68,10 +68,10 @@ impl FromStr for DivisionRule {
 }
 
 /// Parses `part`, one of the CPU lists of `map`, the value of `--map`. An empty list is an error.
-fn parse_part(map: &str, part: &str) -> Result<CpuSet, DivisionRuleError> {
+fn parse_part(map: &str, part: &str) -> Result<CpuSet, MapOptionError> {
     let cpus: CpuSet =
-        part.trim().parse().map_err(|why| DivisionRuleError::InvalidList { part: part.to_owned(), why })?;
-    if cpus.is_empty() { Err(DivisionRuleError::EmptyPart { map: map.to_owned() }) } else { Ok(cpus) }
+        part.trim().parse().map_err(|why| MapOptionError::InvalidList { part: part.to_owned(), why })?;
+    if cpus.is_empty() { Err(MapOptionError::EmptyPart { map: map.to_owned() }) } else { Ok(cpus) }
 }
 
 /// Divides `cpus`, the PUs (logical CPUs) of a job, into parts by `rule`, and returns the parts. `pjwctl spawn` starts
@@ -280,8 +280,8 @@ mod tests {
     #[test]
     fn lists_are_parsed_and_kept() {
         assert_eq!(texts(&CpuSet::new(), "0-1;7", 4), ["0-1", "7"]);
-        assert!(matches!("0-1;;2".parse::<DivisionRule>(), Err(DivisionRuleError::EmptyPart { .. })));
-        assert!(matches!("cores".parse::<DivisionRule>(), Err(DivisionRuleError::InvalidList { .. })));
+        assert!(matches!("0-1;;2".parse::<DivisionRule>(), Err(MapOptionError::EmptyPart { .. })));
+        assert!(matches!("cores".parse::<DivisionRule>(), Err(MapOptionError::InvalidList { .. })));
     }
 
     #[test]

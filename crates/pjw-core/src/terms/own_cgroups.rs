@@ -73,11 +73,11 @@ impl OwnCgroupNames {
         &self.name
     }
 
-    /// Returns the path of the cgroup in which the daemon itself creates the cgroups of most jobs
-    /// ([`CgroupPlace::Usual`]), such as `/pjw`. The daemon itself creates these cgroups if systemd does not manage the
-    /// cgroup hierarchy. The path is relative to the mount point of the hierarchy.
+    /// Returns the path of the parent of the job cgroups, such as `/pjw`, for machines on which systemd does not manage
+    /// the cgroup hierarchy. Cgroups of another [`CgroupPlace`] than [`CgroupPlace::Usual`] have another parent. As in
+    /// `/proc/PID/cgroup`, `/` is the root of the hierarchy.
     #[must_use]
-    pub fn usual_parent_path(&self) -> String {
+    pub fn default_parent_path(&self) -> String {
         format!("/{}", self.name)
     }
 
@@ -323,7 +323,7 @@ mod tests {
             OwnCgroupNames::for_additional_daemon(b"/tmp/two"),
         );
         assert_eq!(
-            one.usual_parent_path(),
+            one.default_parent_path(),
             "/pjw_8cf11471b8d8b200",
             "the same state directory, the same cgroups"
         );
@@ -333,7 +333,7 @@ mod tests {
             let job_paths = creators
                 .iter()
                 .flat_map(|&creator| CgroupPlace::ALL.map(|place| own.job_path(&job, creator, place)));
-            let usual_parent_paths = [own.usual_parent_path(), format!("/{}", own.slice_name())];
+            let usual_parent_paths = [own.default_parent_path(), format!("/{}", own.slice_name())];
             for path in job_paths.chain(usual_parent_paths).chain(own.besteffort_parent_paths()) {
                 assert_eq!(OwnCgroupNames::from_cgroup_path(&path).as_ref(), Some(own), "{path}");
                 let owner_count = [&alone, &one, &two].iter().filter(|own| own.is_own_path(&path)).count();

@@ -17,7 +17,7 @@ use crate::cgroup::{CgroupDir, CpusetMount};
 /// - The cgroups of batch systems whose cpuset still has the PUs (logical CPUs) that a pjwd wrote. If another pjwd
 ///   wrote the cpuset, the entry names this other pjwd ([`LeftoverCpuset::other_writer`]).
 pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
-    let mut parent_paths = vec![own_cgroups.usual_parent_path(), format!("/{}", own_cgroups.slice_name())];
+    let mut parent_paths = vec![own_cgroups.default_parent_path(), format!("/{}", own_cgroups.slice_name())];
     parent_paths.extend(own_cgroups.besteffort_parent_paths());
     let parents = parent_paths.iter().filter_map(|path| hierarchy.cgroup(path));
     let below_parents = parents.flat_map(|parent| parent.children());

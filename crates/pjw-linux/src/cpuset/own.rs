@@ -88,7 +88,7 @@ pub(super) fn retry_while_parent_disappears<T>(
 /// `job_cpuset` is not one that pjwd uses for jobs.
 pub(super) fn find_top_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
     let own_cgroups = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?;
-    let top_path = own_cgroups.usual_parent_path();
+    let top_path = own_cgroups.default_parent_path();
     let besteffort = job_cpuset.path.strip_prefix(&own_cgroups.besteffort_parent_path());
     let name = match besteffort {
         Some(below) => below.strip_prefix('/')?,
@@ -173,7 +173,7 @@ pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir)
             return;
         }
     }
-    remove_if_unused(hierarchy, base, CPUSET, OwnCgroupNames::usual_parent_path, uses_cpuset_controller);
+    remove_if_unused(hierarchy, base, CPUSET, OwnCgroupNames::default_parent_path, uses_cpuset_controller);
 }
 
 /// Removes `directory`, in which this pjwd creates the cgroups of jobs, if it contains no cgroup and no process, and if
@@ -244,7 +244,7 @@ fn uses_cpu_controller(group: &CgroupDir) -> bool {
 /// Removes the top cgroups of this pjwd (named in `own_cgroups`) if they contain no cgroups of jobs. An earlier run
 /// of pjwd leaves such a cgroup behind if it is killed.
 pub(super) fn remove_empty_directories(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) {
-    if let Some(base) = hierarchy.cgroup(&own_cgroups.usual_parent_path()) {
+    if let Some(base) = hierarchy.cgroup(&own_cgroups.default_parent_path()) {
         remove_unused_directory(hierarchy, &base);
     }
 }

@@ -121,8 +121,8 @@ fn unit_and_slice(group: &CgroupDir) -> Result<(&str, &str)> {
     let found = OwnCgroupNames::from_cgroup_path(&group.path).and_then(|own| {
         let (above, unit) = group.path.rsplit_once('/')?;
         let (slice, directory) = match above.strip_prefix('/') {
-            None => ("-.slice", own.usual_parent_path()),
-            Some(slice) if slice == own.slice_name() => (slice, own.usual_parent_path()),
+            None => ("-.slice", own.default_parent_path()),
+            Some(slice) if slice == own.slice_name() => (slice, own.default_parent_path()),
             Some(slice) if slice == own.besteffort_slice_name() => (slice, own.besteffort_parent_path()),
             Some(_) => return None,
         };

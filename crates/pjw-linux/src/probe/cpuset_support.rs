@@ -103,7 +103,7 @@ pub(crate) fn has_freezer(mount: &CpusetMount) -> bool {
 /// Returns a sentence for users about how pjwd confines jobs to their cores: by which kind of cpusets, or by affinity
 /// masks. `own_cgroups` has the names of the cgroups in which pjwd creates cpusets.
 fn describe_cpusets(hierarchy: &CpusetHierarchy, own_cgroups: &OwnCgroupNames) -> String {
-    let (directory, slice) = (own_cgroups.usual_parent_path(), own_cgroups.slice_name());
+    let (directory, slice) = (own_cgroups.default_parent_path(), own_cgroups.slice_name());
     let how = match hierarchy {
         CpusetHierarchy::Systemd => format!("cpusets: systemd scopes below {slice}"),
         CpusetHierarchy::Unified => format!("cpusets: directories below {directory} in cgroup v2"),

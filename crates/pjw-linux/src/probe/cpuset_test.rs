@@ -145,7 +145,7 @@ fn remove_leftover_test_cpusets(
     remove_orphaned_twins(context);
     let own_cgroups = context.own_cgroups;
     let bases = [
-        (CgroupPlace::Usual, own_cgroups.usual_parent_path()),
+        (CgroupPlace::Usual, own_cgroups.default_parent_path()),
         (CgroupPlace::Besteffort, own_cgroups.besteffort_parent_path()),
     ];
     for (place, base) in bases {

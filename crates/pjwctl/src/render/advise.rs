@@ -180,12 +180,11 @@ fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     }
 }
 
-/// Returns the text that `pjwctl advise` prints about a farm: a group of worker processes that compute numbered work
-/// items. The text begins with the time of the serial part, the time of one item, and the number of workers. The serial
-/// part is the part of the program's run in which only one process works, such as the initialisation. With the option
-/// `--items`, the estimate for that number of items follows. Then come a table and the advice in one sentence. The
-/// table shows for several efficiencies ([`FarmEstimate::efficiency`]) from 50 % to 99 % how many items the farm needs,
-/// and how long the farm takes for them.
+/// Returns the text that `pjwctl advise` prints: how many items a farm (a group of worker processes that compute
+/// numbered items) should compute in one run, so that its workers are used well. The text has the measured costs of the
+/// farm, the estimate for the number of items of the option `--items`, a table, and the advice in one sentence. The
+/// table shows for several efficiencies ([`FarmEstimate::efficiency`]) from 50 % to 99 % how many items are needed to
+/// reach the efficiency, and how long the farm takes for these items.
 #[must_use]
 pub fn advice_text(advice: &FarmAdvice, term: Terminal) -> String {
     let heading = format!(

@@ -155,8 +155,8 @@ impl Config {
     }
 
     /// Returns the policy: the settings on which pjwd's decisions about jobs depend. The housekeeping PUs in the policy
-    /// (the logical CPUs that are reserved for the system) are those of the machine for which the file was parsed, or
-    /// of the machine in [`Config::for_topology`].
+    /// (the logical CPUs that are reserved for the system) belong to the topology that was last passed to
+    /// [`Config::for_topology`], or with which the file was parsed.
     ///
     /// Six fields of the policy depend on the running daemon and not on the configuration, so this function gives
     /// them default values: `own_pid`, `thaw_watcher_pid`, `only_managed_user`, `may_grant`, `cpuset_support` and

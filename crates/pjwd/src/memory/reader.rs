@@ -27,7 +27,7 @@ use super::reading::{
     JobMemoryReading, JobProcess, ProcessesToRead, ReadingError, ReadingKind, ReadingProgress,
     measure_job_memory,
 };
-use super::turns::TurnQueue;
+use super::turns::MemoryReaderQueue;
 
 /// The nice value of the thread.
 const NICE: i32 = 10;
@@ -124,7 +124,7 @@ pub struct MemoryReader {
     blocked_at: fn(&ReaderThread) -> Option<(Pid, u64)>,
     /// The queue of the callers that wait for this reader. A caller must have a turn from this queue before it calls
     /// [`MemoryReader::request_reading`].
-    pub turns: TurnQueue,
+    pub turns: MemoryReaderQueue,
 }
 
 /// The threads that measure memory. There is one for each sort of measurements, so that none waits for another: a
@@ -155,7 +155,7 @@ impl Default for MemoryReader {
             measure: measure_job_memory,
             check_interval: CHECK_INTERVAL,
             blocked_at: ReaderThread::blocked_at,
-            turns: TurnQueue::default(),
+            turns: MemoryReaderQueue::default(),
         }
     }
 }

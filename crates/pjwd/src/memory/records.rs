@@ -214,8 +214,8 @@ impl MemoryRecords {
         self.jobs.get(job)?.latest.values().map(|reading| reading.ended_at).max()
     }
 
-    /// Returns the memory history of the job `job`: summaries of its latest measurements, oldest first. At most 240
-    /// are stored. Empty if no measurement of the job is stored.
+    /// Returns the memory history of the job `job`: one summary for each of its latest 240 measurements, oldest
+    /// first. Empty if no measurement of the job is stored.
     pub fn samples(&self, job: &JobId) -> impl Iterator<Item = &MemorySample> {
         self.jobs.get(job).into_iter().flat_map(|record| &record.samples)
     }
@@ -293,7 +293,7 @@ mod tests {
     use std::pin::Pin;
     use std::task::{Context, Poll, Waker};
 
-    use super::super::turns::{TooManyWaiting, Turn, TurnQueue, TurnRequester};
+    use super::super::turns::{TooManyWaiting, Turn, MemoryReaderQueue, TurnRequester};
     use super::*;
     use pjw_core::ids::{Pid, ProcessId, StartTime};
     use pjw_core::memory::JobMemory;
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn of_many_calls_of_a_user_some_wait_and_share_one_reading_and_the_others_are_refused() {
-        let turns = TurnQueue::default();
+        let turns = MemoryReaderQueue::default();
         let Poll::Ready(Ok(root_turn)) = poll(&mut Box::pin(turns.wait_for_turn(TurnRequester::User(0), 4)))
         else {
             panic!("it waits")

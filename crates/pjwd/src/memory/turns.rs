@@ -7,7 +7,7 @@ use std::rc::Rc;
 use tokio::sync::oneshot;
 
 /// The party that waits for a [`Turn`] (the right to measure the memory of a job): a user who called pjwd, or pjwd
-/// itself. [`TurnQueue`] treats all parties equally.
+/// itself. [`MemoryReaderQueue`] treats all parties equally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnRequester {
     /// The calls of the user with this id.
@@ -16,7 +16,7 @@ pub enum TurnRequester {
     Daemon,
 }
 
-/// The error of [`TurnQueue::wait_for_turn`]: the user already has the maximum number of calls that wait for a memory
+/// The error of [`MemoryReaderQueue::wait_for_turn`]: the user already has the maximum number of calls that wait for a memory
 /// measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -32,11 +32,11 @@ pub struct TooManyWaiting {
 /// time. The call that has the [`Turn`] uses the thread, and all other calls wait. Users with waiting calls get the
 /// turn in rotation: a user with many calls does not block other users. pjwd itself counts as one more user.
 #[derive(Debug, Default)]
-pub struct TurnQueue(Rc<RefCell<Queue>>);
+pub struct MemoryReaderQueue(Rc<RefCell<Queue>>);
 
 /// The right to use a memory reader thread, which measures the memory use of jobs. Each memory reader thread has a
-/// [`TurnQueue`] of its own, which gives out one turn at a time. When this value is dropped, the next call that waits
-/// in [`TurnQueue::wait_for_turn`] gets a turn.
+/// [`MemoryReaderQueue`] of its own, which gives out one turn at a time. When this value is dropped, the next call that waits
+/// in [`MemoryReaderQueue::wait_for_turn`] gets a turn.
 #[derive(Debug)]
 pub struct Turn(Rc<RefCell<Queue>>);
 
@@ -48,7 +48,7 @@ struct Queue {
     waiting: VecDeque<(TurnRequester, VecDeque<oneshot::Sender<Turn>>)>,
 }
 
-impl TurnQueue {
+impl MemoryReaderQueue {
     /// Waits until the caller can use the memory reader thread, and returns the right to use the thread. `requester` is
     /// the user for whom the call is made, or pjwd itself. If the future is dropped, the call leaves the queue.
     ///
@@ -136,7 +136,7 @@ mod tests {
         pin!(future).poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    fn taken(turns: &TurnQueue) -> Turn {
+    fn taken(turns: &MemoryReaderQueue) -> Turn {
         match poll(&mut Box::pin(turns.wait_for_turn(TurnRequester::User(1), 2))) {
             Poll::Ready(Ok(turn)) => turn,
             other => panic!("{other:?}"),
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn users_take_turns_and_each_user_keeps_the_order() {
-        let turns = TurnQueue::default();
+        let turns = MemoryReaderQueue::default();
         let mut present = taken(&turns);
         let requesters =
             [TurnRequester::User(1), TurnRequester::User(1), TurnRequester::User(2), TurnRequester::Daemon];
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_user_with_too_many_waiting_calls_is_refused_and_others_are_not() {
-        let turns = TurnQueue::default();
+        let turns = MemoryReaderQueue::default();
         let present = taken(&turns);
         let mut calls: Vec<_> =
             (0..3).map(|_| Box::pin(turns.wait_for_turn(TurnRequester::User(1), 2))).collect();
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_turn_of_a_call_that_hangs_up_passes_on() {
-        let turns = TurnQueue::default();
+        let turns = MemoryReaderQueue::default();
         let present = taken(&turns);
         let mut first = Box::pin(turns.wait_for_turn(TurnRequester::User(1), 2));
         let mut second = Box::pin(turns.wait_for_turn(TurnRequester::User(2), 2));

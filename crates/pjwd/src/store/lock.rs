@@ -157,8 +157,8 @@ impl DaemonLock {
     /// - The files in [`LockDirectories::former`] are those of earlier versions of pjwd. Each file that exists is
     ///   locked, so that no pjwd of such a version can run at the same time. A file that can't be used is ignored.
     ///
-    /// If another process holds the lock, waits for the end of that process. Waits for up to 0.5 s if the process is a
-    /// daemon that is not stopping. Waits for up to 5 s for any other process, because such a process ends by itself.
+    /// If another process holds the lock, waits until that process ends: up to 0.5 s for a running daemon, and up to 5 s
+    /// for a daemon that is stopping or for a command that needs the lock for a short time.
     ///
     /// # Errors
     /// If another pjwd still holds the lock after the wait. If the file in `usual` can't be used, for example because

@@ -162,7 +162,7 @@ fn beside_warning(own_cgroups: &OwnCgroupNames) -> Option<wire::Warning> {
     let text = format!(
         "this pjwd was started with --beside: another one may give the same cores to jobs of its own; the cgroups of \
          this one are in {} or {}",
-        own_cgroups.usual_parent_path(),
+        own_cgroups.default_parent_path(),
         own_cgroups.slice_name()
     );
     let remedy =

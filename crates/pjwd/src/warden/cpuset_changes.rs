@@ -100,8 +100,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         info!(%job, "a change of its cpuset was not complete at the end of the cycle: {meanwhile}");
     }
 
-    /// Sets the thaw watcher: a process that thaws the frozen jobs if pjwd is killed. The process is started before the
-    /// first job is frozen. `None` means that no such process is needed.
+    /// Sets the thaw watcher: the process that thaws the frozen jobs if pjwd is killed. The warden starts this process
+    /// itself before it freezes the first job. `None` means that no such process is needed.
     pub fn set_thaw_watcher(&mut self, watcher: Option<ThawWatcher>) {
         self.thaw_watcher = watcher;
     }

@@ -28,9 +28,8 @@ mod tests;
 /// free PUs and the PUs that the job already holds are chosen. The PUs that the job already holds are preferred. Does
 /// not change `pool` (the list of all PUs with their holders): the caller passes the offer to [`PuPool::commit`].
 ///
-/// Some free PUs are chosen only if the other PUs do not suffice: processes outside of jobs are bound to these PUs, and
-/// pjw can't find out whether an earlier run of pjwd bound the processes
-/// ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)).
+/// After a loss of records, processes outside of jobs may still be bound to free PUs by an earlier run of pjwd
+/// ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)). Such PUs are chosen last.
 ///
 /// # Errors
 /// If the request can't be served. The [`Refusal`] gives the reason, such as the requested and the free number of

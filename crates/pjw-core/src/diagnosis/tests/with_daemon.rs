@@ -72,7 +72,7 @@ fn orphaned(name: &str, daemon: &OwnCgroupNames) -> OrphanedJob {
         id: name.parse().unwrap(),
         owner: Uid(1001),
         daemon: daemon.clone(),
-        cgroup: format!("{}/{name}", daemon.usual_parent_path()),
+        cgroup: format!("{}/{name}", daemon.default_parent_path()),
         cpus: cpu_set("0-1"),
         processes: vec![ProcessId { pid: Pid(100), start: StartTime(5) }],
     }
@@ -100,7 +100,7 @@ fn the_jobs_of_an_ended_daemon_are_a_problem_with_their_cgroups_and_the_remedy()
 
     input.orphaned_jobs = vec![orphaned("n1", &beside), orphaned("n2", &beside)];
     let Finding { text, remedy, .. } = only(&input, "no-warden");
-    let path = beside.usual_parent_path();
+    let path = beside.default_parent_path();
     assert!(text.contains("2 jobs") && text.ends_with(&format!("manual:n2 (cgroup {path}/n2)")), "{text}");
     assert!(
         remedy.starts_with("start pjwd again with --beside and its --state-dir: it takes them"),

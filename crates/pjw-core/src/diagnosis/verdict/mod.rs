@@ -6,7 +6,7 @@
 use alloc::format;
 use core::fmt;
 
-use crate::basics::{prelude::*, seconds_text};
+use crate::basics::{prelude::*, duration_text};
 use crate::diagnosis::words;
 use crate::terms::{JobId, JobReport, JobSource, JobUsage};
 
@@ -401,7 +401,7 @@ fn cores(count: u64) -> String {
 
 /// Returns a time as text. It is first rounded to milliseconds, as in the report that `pjwctl report` prints.
 fn seconds(ns: u64) -> String {
-    seconds_text(ns.saturating_add(500_000) / 1_000_000)
+    duration_text(ns.saturating_add(500_000) / 1_000_000)
 }
 
 /// A number in permille, printed with one digit after the point.

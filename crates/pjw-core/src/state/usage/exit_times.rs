@@ -19,12 +19,12 @@ impl UsageState {
         exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| pid.0 > 1).collect()
     }
 
-    /// Stores the CPU times `cpu_times`, by pid, that the caller has read because of the exit events in `events`. These
-    /// are the times of the exited processes and of their parents ([`UsageState::pids_with_exit_times_to_read`]). The
-    /// caller must read the times at once, because the processes may no longer exist at the next scan. After the next
-    /// scan, the CPU time that an exited process used since the last reading is added to its job.
+    /// Stores `cpu_times`: the CPU times of the processes that exited according to `events`, and of their parents, by pid
+    /// ([`UsageState::pids_with_exit_times_to_read`]). The caller reads them directly after the exit events, because a
+    /// process may be gone at the next scan. The next scan then adds to the job the CPU time that each exited process
+    /// used since the scan before.
     ///
-    /// `read_from` is a time just before these times were read, in ns since boot. `None` if it is unknown.
+    /// `read_from` is a time just before the CPU times were read, in ns since boot. `None` if it is unknown.
     pub fn note_exit_times(
         &mut self,
         events: &[ProcessEvent],

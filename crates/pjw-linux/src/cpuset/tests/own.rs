@@ -80,7 +80,7 @@ fn every_change_may_be_repeated() {
 #[test]
 fn removing_the_last_cpuset_removes_everything() {
     let Some(mut fixture) = fixture() else { return };
-    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().usual_parent_path()).unwrap();
+    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().default_parent_path()).unwrap();
     if base.exists() {
         skip("another warden has cpusets here");
         return;
@@ -99,7 +99,7 @@ fn removing_the_last_cpuset_removes_everything() {
 #[test]
 fn of_two_wardens_the_last_one_to_remove_its_cpusets_leaves_nothing_behind() {
     let Some(mut fixture) = fixture() else { return };
-    let directory = |own: &OwnCgroupNames| fixture.hierarchy.cgroup(&own.usual_parent_path()).unwrap();
+    let directory = |own: &OwnCgroupNames| fixture.hierarchy.cgroup(&own.default_parent_path()).unwrap();
     let beside = OwnCgroupNames::for_additional_daemon(format!("/of-test/{}", std::process::id()).as_bytes());
     let bases = [directory(&OwnCgroupNames::default()), directory(&beside)];
     if bases[0].exists() {
@@ -176,7 +176,7 @@ fn a_cpuset_without_a_cpu_of_this_machine_is_refused_and_leaves_nothing() {
 #[test]
 fn a_refused_change_of_a_cgroup_whose_controller_was_off_leaves_it_without_limits() {
     let Some(mut fixture) = fixture().filter(|fixture| fixture.hierarchy.is_unified) else { return };
-    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().usual_parent_path()).unwrap();
+    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().default_parent_path()).unwrap();
     if base.exists() {
         skip("another warden has cpusets here");
         return;
@@ -350,7 +350,7 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
 #[test]
 fn in_v1_the_parent_gets_back_what_hotplug_removed() {
     let Some(mut fixture) = fixture().filter(|fixture| !fixture.hierarchy.is_unified) else { return };
-    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().usual_parent_path()).unwrap();
+    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().default_parent_path()).unwrap();
     let (first, last) = (fixture.first(), fixture.last());
     let one = job_cpuset("before", &first);
     assert_eq!(fixture.create(&one), done_outcome(first.clone()));

@@ -185,7 +185,7 @@ mod tests {
         let job_of = |daemon: &OwnCgroupNames, creator, found, inside: &[_]| {
             orphaned_job(daemon, creator, found, inside, cpu_set("1"))
         };
-        let path = format!("{}/n1", beside.usual_parent_path());
+        let path = format!("{}/n1", beside.default_parent_path());
         let job = job_of(&beside, CgroupCreator::Warden, leftover(&path), &inside).unwrap();
         assert_eq!((job.id.to_string(), job.owner), ("manual:n1".to_owned(), Uid(1001)));
         assert_eq!((&job.cgroup, &job.daemon, &job.cpus), (&path, &beside, &cpu_set("1")));

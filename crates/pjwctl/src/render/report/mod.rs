@@ -2,7 +2,7 @@
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableStyle};
 use jiff::Timestamp;
-use pjw_core::text::seconds_text;
+use pjw_core::text::duration_text;
 use pjw_ipc::report::{Report, Thousandths};
 
 use super::{Terminal, UserNames, text, user_name};
@@ -256,9 +256,9 @@ fn share_of_held_time_text(report: &Report) -> String {
     format!(", {percent} % of {} on {cores}", time(held_time))
 }
 
-/// Returns a time as text, as [`seconds_text`] does.
+/// Returns a time as text, as [`duration_text`] does.
 fn time(seconds: Thousandths) -> String {
-    seconds_text(seconds.0)
+    duration_text(seconds.0)
 }
 
 /// Returns the number as text with one decimal place.
