@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use crate::seed::RandomStream;
 
-/// The faults that a simulation run injects, such as a kill of the daemon, or a change of an affinity mask that the
-/// simulated kernel refuses. Each fault has a probability in permille. The only exception is hotplug: during the whole
-/// run, PUs (logical CPUs) either go offline and come back, or they do not.
+/// The faults that a simulation run injects, such as a kill of the daemon, or a refusal of the simulated kernel to
+/// change an affinity mask. Each fault has a probability in permille. Hotplug has no probability: `has_hotplug` says
+/// whether PUs (logical CPUs) go offline and come back during the run.
 #[derive(Debug, Clone)]
 pub struct Faults {
     /// The probability, in permille per event, that the simulated kernel loses a process event or a report of
@@ -69,8 +69,8 @@ impl Faults {
         }
     }
 
-    /// Returns a configuration without faults: the probability of each fault is 0 ([`Faults::disable`]), and no PU goes
-    /// offline.
+    /// Returns a value for a simulation run without any fault: all faults with a probability are disabled
+    /// ([`Faults::disable`]), and there is no hotplug.
     #[must_use]
     pub fn none() -> Self {
         let faults = Self { has_hotplug: false, ..Self::from_random(&RandomStream::from_seed(0)) };

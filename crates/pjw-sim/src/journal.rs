@@ -14,8 +14,9 @@ use crate::faults::Faults;
 #[error("No space left on device (simulated)")]
 pub struct DiskFull;
 
-/// The simulated journal of the daemon pjwd: the records from which a restarted daemon restores its state. The
-/// real journal is a file. This journal has its records in memory. All clones of a value share the same records.
+/// The simulated journal of the daemon pjwd: the records from which a restarted daemon restores its state. Also stores
+/// the reports of ended jobs. The real journal is a file. The simulated journal keeps its content in memory. All clones
+/// of a value share the same content.
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,

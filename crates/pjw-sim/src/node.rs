@@ -31,9 +31,9 @@ const MASK_CHECK_INTERVAL: u32 = 4;
 /// The probability, in permille per step of the daemon, that no delayed change of a cpuset is completed.
 const HOLD_PERMILLE: u32 = 800;
 
-/// The interface of the daemon pjwd to a simulated machine: an implementation of the trait [`MachineInterface`].
-/// Before a scan, a mask change or a cpuset change of pjwd, the processes of the machine change at random.
-/// Scans, mask changes and cpuset changes fail at random.
+/// The simulated machine as the daemon pjwd sees it: an implementation of the trait [`MachineInterface`], through which
+/// pjwd reads and changes a machine. At random, the processes of the machine change just before a scan, a mask change
+/// or a cpuset change of pjwd. Scans, mask changes and cpuset changes also fail at random.
 #[derive(Debug, Clone)]
 pub struct SimMachineInterface {
     world: Rc<RefCell<SimMachine>>,

@@ -99,7 +99,7 @@ pub enum SwfError {
 
 /// Parses `bytes`, the content of a job log in the Standard Workload Format. Lines that begin with `;` are
 /// comments, in any character encoding. A job can't be replayed if its run time or its number of processors is
-/// unknown. Such jobs are left out, and counted in [`JobLog::skipped_jobs`].
+/// unknown, or if it used no processor. Such jobs are left out, and counted in [`JobLog::skipped_jobs`].
 ///
 /// # Errors
 /// - If a line does not have 18 fields. The error contains the line number and the number of fields.

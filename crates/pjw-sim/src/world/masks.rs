@@ -8,11 +8,11 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{ProgramMaskRequest, SimMachine, SimProcess, SimThread};
 
 impl SimMachine {
-    /// Marks the original cgroups of the process `pid` and of its descendants as unknown to pjw. An original cgroup is
-    /// the cgroup to which pjw must return a process when pjw releases the job of the process. The simulation run then
-    /// no longer checks that pjw returns these processes. Called when systemd moves the process for pjw, if another
-    /// program may have moved it since the last scan: pjw then can't know the original cgroup. Has no effect if there
-    /// is no process `pid`.
+    /// Records that pjw can't know the original cgroups of the process `pid` and of its descendants. The original
+    /// cgroup of a process is the cgroup to which pjw must return the process when pjw releases its job. The simulation
+    /// run then no longer checks that pjw returns these processes. An example: a program moves a process to another
+    /// cgroup, and pjw moves the process into the cgroup of a job before the next scan. Has no effect if there is no
+    /// process `pid`.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_original_cgroup = true;
@@ -66,8 +66,8 @@ impl SimMachine {
         }
     }
 
-    /// Iterates over the cpusets that pjw wrote in cgroups of batch systems. Cpusets whose PUs (logical CPUs) were
-    /// changed or removed since then are left out.
+    /// Iterates over the cpusets that pjw wrote in cgroups of batch systems. Leaves out each cpuset that was removed,
+    /// or whose PUs (logical CPUs) were changed, after pjw wrote it.
     pub fn scheduler_cpusets_in_effect(&self) -> impl Iterator<Item = &JobCpuset> {
         self.scheduler_cpusets
             .values()
@@ -228,9 +228,10 @@ impl SimMachine {
     }
 
     /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as a program would. If the
-    /// simulated kernel accepts the request, `mask` becomes the original mask of the thread: the mask that pjw
-    /// must restore when pjw releases the job. Returns whether the kernel accepts the request. False also if
-    /// there is no such thread.
+    /// simulated kernel accepts the request, `mask` becomes the original mask of the thread: the mask that pjw must
+    /// restore when pjw releases the job. If [`SimMachine::reports_affinity_requests`] is true, also adds a report of
+    /// the request to [`SimMachine::affinity_requests`]. Returns whether the kernel accepts the request. Returns false
+    /// also if there is no such thread.
     pub fn request_mask(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let now = self.now;
         let was_in_cpuset = self.processes.get(&pid).is_none_or(|process| process.was_in_cpuset);

@@ -28,8 +28,8 @@ mod tests;
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
 
-/// What the daemon can know about a program's request for the affinity mask of a thread (sched_setaffinity(2)). A new
-/// thread or process inherits this value from the thread that created it. Exception: a new thread gets
+/// Whether the daemon can know which affinity mask a program requested last for a thread (sched_setaffinity(2)). A new
+/// thread or process inherits this value from the thread that created it. Except: a new thread gets
 /// [`ProgramMaskRequest::Hidden`] instead of [`ProgramMaskRequest::Unread`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramMaskRequest {
@@ -158,8 +158,8 @@ impl SimProcess {
     }
 }
 
-/// An observer of a simulated machine that measures which threads run, such as a simulated BPF program. It is stored in
-/// [`SimMachine::observer`].
+/// An observer of a simulated machine that measures how long threads run. An example is a simulated BPF program.
+/// Whenever the simulated time advances, the machine calls the observer in [`SimMachine::observer`].
 pub trait TimeObserver: fmt::Debug + Send {
     /// Records what runs on `world` for the next `period` of the simulated time. Nothing changes on the machine during
     /// this period.

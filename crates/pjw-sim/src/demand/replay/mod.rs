@@ -117,8 +117,8 @@ fn why_refused(requested: u64, usable: u32, refusal: &Refusal) -> String {
 /// Replays `curve`, a curve of CPU demand, on a simulated machine with the topology `topology`. Each job of the curve
 /// is an owner: the job owns cores, and uses as many cores as the curve says. An owner can lend its other cores. The
 /// replay adds one job without cores of its own, the besteffort job, which uses all lent and all free cores. Returns
-/// how many cores each job used, and for how long. `options` contains the PUs (logical CPUs) that are reserved for the
-/// system, and the settings of lending. The same arguments always give the same result.
+/// the core time (number of cores multiplied by time) that each job used. `options` contains the PUs (logical CPUs)
+/// that are reserved for the system, and the settings of lending. The same arguments always give the same result.
 ///
 /// # Errors
 /// If pjw refuses to give a job its cores, usually because the machine has too few cores.
