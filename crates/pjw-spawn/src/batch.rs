@@ -41,12 +41,12 @@ const INSTANCES_OF_A_TEMPLATE: usize = 8;
 ///
 /// A batch is an iterator over the results, in the order in which they arrive. Each result is the index of an instance
 /// in the list that [`SpawnContext::start`] received, with the process ([`Child`]) or the error. The iterator waits for
-/// the next result. A caller of poll(2) waits for the file descriptor of the batch ([`AsFd`]) instead, which is
-/// readable when results have arrived. The caller then calls [`SpawnBatch::next_ready_result`] until it returns `None`.
+/// the next result. To wait with poll(2) instead, use the file descriptor of the batch ([`AsFd`]), which is readable
+/// when results have arrived. Then call [`SpawnBatch::next_ready_result`] until it returns `None`.
 ///
 /// If about 10,000 results are unread, the spawner threads wait until the caller reads results. Dropping the batch
-/// reads and discards all further results, so the drop waits until all instances have been started. The drop kills no
-/// instance. After [`SpawnBatch::cancel`], the drop waits only for the starts that are in progress.
+/// waits until all instances have been started, discards the unread results, and kills no instance. After
+/// [`SpawnBatch::cancel`], the drop waits only for the starts that are in progress.
 #[derive(Debug)]
 pub struct SpawnBatch {
     /// The end of the socket pair from which the batch reads the results.
@@ -128,15 +128,15 @@ impl SpawnContext {
         Ok(batch)
     }
 
-    /// Starts one process for each element of `instances`. Waits until each process has begun its program or has
-    /// failed to start. Returns one result for each element, in the same order.
+    /// Starts one process for each element of `instances`. Waits until each process has begun its program or has failed
+    /// to start. Returns one result for each element, in the same order.
     ///
-    /// If `instances` has a single element, the calling thread starts the process itself, and keeps its own affinity
-    /// mask and memory policy. The same holds for all processes that share memory ([`SpawnContext::share_memory`]).
-    /// Another thread starts the processes in two cases:
+    /// The calling thread starts the processes itself if `instances` has a single element, or if the processes share
+    /// memory ([`SpawnContext::share_memory`]). It keeps its own affinity mask and memory policy. Otherwise, spawner
+    /// threads start the processes, as in [`SpawnContext::start`]. Spawner threads always do this in two cases:
     ///
     /// - With [`SpawnContext::kill_when_launcher_ends`] or [`SpawnContext::set_replicas`].
-    /// - If processes that share memory are started by a thread whose stack or thread-local variables are in the heap
+    /// - If the processes share memory, and the calling thread has its stack or its thread-local variables in the heap
     ///   (brk(2)), such as the first thread of a static program of glibc.
     ///
     /// # Errors

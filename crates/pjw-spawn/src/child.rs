@@ -92,9 +92,11 @@ impl Child {
     /// if the caller ignores `SIGCHLD`, the signal can reach a later process with the same process id.
     ///
     /// # Errors
-    /// `ESRCH` if the process has ended and the caller has waited for its end. `EPERM` if the caller is not allowed
-    /// to send signals to the process. `EINVAL` if there is no signal with this number. The error number of the seccomp
-    /// filter, if there is one, for a process that is no child or was waited for.
+    /// - `ESRCH` if the process has ended and the caller has waited for its end.
+    /// - `EPERM` if the caller is not allowed to send signals to the process.
+    /// - `EINVAL` if there is no signal with this number.
+    /// - The error number of the seccomp filter, if the filter forbids the call, and the process is no child or was
+    ///   already waited for.
     pub fn send_signal(&self, signal: i32) -> Result<(), Errno> {
         let (pidfd, no_info, no_flags) = (self.pidfd.as_raw_fd(), std::ptr::null::<libc::siginfo_t>(), 0);
         // SAFETY: the descriptor is open, and a null pointer stands for the usual information.

@@ -233,10 +233,10 @@ impl WorkerPool {
     /// `timeout_ms` milliseconds. If `timeout_ms` is `None`, waits without a limit, and fails if no worker runs any
     /// more.
     ///
-    /// A spare is a stopped process that was made in advance. Each replacement uses up a spare. If no worker has ended
-    /// when the call begins, the call first makes new spares for the used ones. It also tries once more to replace each
-    /// worker that earlier calls could not replace. So if a worker could not be replaced, the caller should call this
-    /// function again, with a timeout.
+    /// A spare is a stopped process that was made in advance. Each replacement uses up a spare. If no spare is left, a
+    /// new process is forked. If no worker has ended when the call begins, the call first makes new spares for the used
+    /// ones. It also tries once more to replace each worker that earlier calls could not replace. So if a worker could
+    /// not be replaced, the caller should call this function again, with a timeout.
     ///
     /// # Errors
     /// If epoll(7) or waitid(2) fails. If `timeout_ms` is `None` and no worker runs, because each has exited with

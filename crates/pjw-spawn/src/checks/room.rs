@@ -203,8 +203,9 @@ pub fn raise_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
     })
 }
 
-/// Checks whether [`raise_descriptor_limit`] can make room for `wanted` more descriptors and a reserve of 64. Does not
-/// change the limit of open descriptors. A limit that can't be read is not checked.
+/// Checks whether the hard limit of open descriptors of the calling process allows `wanted` more descriptors and a
+/// reserve of 64. If so, [`raise_descriptor_limit`] can raise the soft limit far enough. Changes no limit. A limit that
+/// can't be read is not checked.
 ///
 /// # Errors
 /// [`CheckError::DescriptorLimit`] if the hard limit is too low.

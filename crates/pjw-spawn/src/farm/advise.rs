@@ -61,7 +61,8 @@ impl FarmCosts {
     /// thousandths. [`FarmCosts::efficiency_permille`] defines the efficiency. A value outside the range from 1 to 999
     /// is replaced by the nearest value in this range. Only multiples of the number of workers are considered, so that
     /// all workers have the same number of items. `None` if the farm would need more than [`FarmCosts::MAX_ITEMS`]
-    /// items: the serial time is then too long for items of this length.
+    /// items, because an item is too short compared with the serial time. `None` also if the time of an item or the
+    /// number of workers is 0.
     #[must_use]
     pub fn min_items_for_efficiency(&self, efficiency_permille: u32) -> Option<u64> {
         let (efficiency, workers) = (u128::from(efficiency_permille.clamp(1, 999)), u128::from(self.workers));

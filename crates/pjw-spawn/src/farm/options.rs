@@ -12,9 +12,9 @@ use super::process::check_master;
 use super::result::{ItemResult, WorkItem};
 use super::settings::FarmSettings;
 
-/// The options of a farm: a group of worker processes that compute numbered work items. [`Farm::start`] or
-/// [`Farm::start_with_reader`] forks the workers from the calling process. A worker shares the memory that the calling
-/// process had at the fork, as long as neither of them writes to this memory.
+/// A farm that is not started yet, with its options. A farm is a group of worker processes that compute numbered work
+/// items. [`Farm::start`] or [`Farm::start_with_reader`] forks the workers from the calling process. A worker shares
+/// the memory that the calling process had at the fork, as long as neither of them writes to this memory.
 ///
 /// # Example
 /// ```
@@ -53,8 +53,8 @@ impl std::fmt::Debug for Farm<'_> {
 }
 
 impl<'a> Farm<'a> {
-    /// Makes the options of a farm with `workers` worker processes, 1 to 16,384. All other options have their
-    /// defaults. The number is checked when the farm is started.
+    /// Makes a farm with `workers` worker processes, 1 to 16,384, and starts no process yet. All other options have
+    /// their defaults. With any other number of workers, the start of the farm fails.
     #[must_use]
     pub fn new(workers: u32) -> Self {
         let settings = FarmSettings::new(workers);

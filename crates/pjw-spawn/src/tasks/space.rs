@@ -46,9 +46,10 @@ const COMM_BYTES: usize = 16;
 ///
 /// Dropping this value never ends running tasks. By default, the host ends after the last task.
 ///
-/// If the context was configured with [`SpawnContext::kill_when_launcher_ends`], two things differ. The kernel kills
-/// the tasks when the thread that made this value (the launcher) ends. Dropping this value kills the host at once; the
-/// running tasks continue until they end or the launcher ends.
+/// If the context was configured with [`SpawnContext::kill_when_launcher_ends`], two things differ:
+///
+/// - The kernel kills the tasks when the thread that made this value ends.
+/// - Dropping this value kills the host at once. The running tasks continue until they end or that thread ends.
 #[derive(Debug)]
 pub struct AddressSpace {
     setup: Arc<Setup>,

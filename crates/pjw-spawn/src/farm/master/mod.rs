@@ -199,22 +199,22 @@ impl<'a> RunningFarm<'a> {
         }
     }
 
-    /// Returns the process ids of the workers of the farm. A worker that has died is included until the farm has
-    /// noticed its death.
+    /// Returns the process ids of the workers of the farm. A worker that has died is included until a later call of
+    /// [`RunningFarm::next_within`] notices its death.
     #[must_use]
     pub fn worker_pids(&self) -> Vec<Pid> {
         self.workers.iter().filter_map(|worker| Some(worker.child.as_ref()?.pid)).collect()
     }
 
-    /// Returns the process id of the reader, which reads the items of the farm. `None` if the farm has no reader, or
-    /// if the reader has read all items and ended.
+    /// Returns the process id of the reader, which reads the items of the farm. `None` if the farm has no reader, if
+    /// the reader has read all items and ended, or if a reader that died is not replaced yet.
     #[must_use]
     pub fn reader_pid(&self) -> Option<Pid> {
         Some(self.reader.child.as_ref()?.pid)
     }
 
-    /// Returns the process id of the writer, which writes the results of the farm. `None` if the farm has no writer,
-    /// or if the writer has ended.
+    /// Returns the process id of the writer, which writes the results of the farm. `None` if the farm has no writer, if
+    /// the writer has written all results and ended, or if a writer that died is not replaced yet.
     #[must_use]
     pub fn writer_pid(&self) -> Option<Pid> {
         Some(self.writer.child.as_ref()?.pid)
