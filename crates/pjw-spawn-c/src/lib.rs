@@ -40,10 +40,13 @@ struct ContextOnCpus {
     cpus: Option<CpuSet>,
 }
 
-/// Initialises the context `ctx`, from which processes of the program at `path` can be started. A name without a
-/// slash is searched in `PATH`. `core` is the number of the logical CPU on which the processes will run, or -1 for
-/// all CPUs of the calling thread. Returns 0, or -1 with `errno`. `errno` is `EINVAL` if `ctx` or `path` is NULL, or
-/// if `core` is invalid.
+/// Initialises the context `ctx`, from which processes of the program at `path` can be started. A name without a slash
+/// is searched in `PATH`. `core` is the number of the logical CPU on which the processes will run, or -1 for all CPUs
+/// of the calling thread. Returns 0, or -1 with `errno`. Frequent values of `errno` are:
+///
+/// - `EINVAL`: `ctx` or `path` is NULL, or the calling thread can't use the CPU `core`.
+/// - `ENOENT`: there is no such program.
+/// - `EACCES`: the program can't be executed.
 ///
 /// # Safety
 /// `ctx` must be NULL or point to memory for a context. `path` must be NULL or a C string.

@@ -15,7 +15,8 @@ use spawn::farm::{FarmError, ItemResult, NextResult, RunningFarm};
 use crate::failure::{self, Failure, to_c_result};
 pub use types::{PjwFarmBytes, PjwFarmItem, PjwFarmOptions, PjwFarmProgress, PjwFarmResult};
 
-/// The C type `pjw_farm_t`: a started farm, whose worker processes compute items. C programs only use pointers to it.
+/// The C type `pjw_farm_t`: a started farm, which is a group of worker processes that compute items. C programs only
+/// use pointers to this type.
 pub struct PjwFarm {
     running: RunningFarm<'static>,
     /// The result whose bytes the caller may read.
@@ -77,8 +78,9 @@ pub unsafe extern "C" fn pjw_farm_append(to: *mut PjwFarmBytes, bytes: *const c_
     })
 }
 
-/// Starts a farm: forks worker processes, which compute items, from the calling process. If `options` contains the
-/// functions for a reader of the items or a writer of the results, also forks a process for each of these functions.
+/// Starts a farm: forks worker processes, which compute items, from the calling process. If `options` contains a
+/// function that reads the items, also forks a reader process, which calls this function. If `options` contains a
+/// function that writes the results, also forks a writer process.
 ///
 /// Returns the farm, or NULL with `errno`. After an error, no process of the farm remains. `errno` is:
 ///
@@ -112,7 +114,7 @@ pub unsafe extern "C" fn pjw_farm_start(options: *const PjwFarmOptions) -> *mut 
 ///   - `EAGAIN`: no result came in time. The farm continues.
 ///   - `EINVAL`: `farm` or `result` is NULL, or the function `fork_process` of the program returns invalid values.
 ///   - `ENOMEM`: for 10 s, fork(2) failed with `ENOMEM` or `EAGAIN`. The farm can't continue.
-///   - Another value, listed in pjw_farm(3): the farm can't continue. If the caller already had all results, a
+///   - Another value, listed in pjw_farm(3): the farm can't continue. After the last result, the error means that a
 ///     process of the farm failed at its end.
 ///
 /// If the farm can't continue, its processes are killed, and each later call returns 0.
@@ -178,8 +180,9 @@ pub unsafe extern "C" fn pjw_farm_get_progress(
 }
 
 /// Writes the process ids of the farm's worker processes into `pids`, at most `count` ids. Returns the number of all
-/// workers that run, even if this number is larger than `count`. Returns -1 with `EINVAL` if `farm` is NULL, or if
-/// `pids` is NULL and `count` is not 0.
+/// workers, even if this number is larger than `count`. A worker that has died is included until a call of
+/// [`pjw_farm_next`] notices its death. Returns -1 with `EINVAL` if `farm` is NULL, or if `pids` is NULL and `count` is
+/// not 0.
 ///
 /// # Safety
 /// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed. `pids` must be NULL or
@@ -201,9 +204,10 @@ pub unsafe extern "C" fn pjw_farm_workers(farm: *const PjwFarm, pids: *mut pid_t
     })
 }
 
-/// Returns the process id of the farm's reader process, which reads the items. Returns 0 if the farm has no reader, or
-/// if the reader has ended because it has read all items. A reader that has died counts until the farm has noticed its
-/// death. Returns -1 with `EINVAL` if `farm` is NULL.
+/// Returns the process id of the farm's reader process, which reads the items. If the reader has died, its old process
+/// id is returned until a call of [`pjw_farm_next`] notices the death. Returns 0 if the farm has no reader, if the
+/// reader has read all items and ended, or if a reader that died is not replaced yet. Returns -1 with `EINVAL` if
+/// `farm` is NULL.
 ///
 /// # Safety
 /// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed.
@@ -216,9 +220,10 @@ pub unsafe extern "C" fn pjw_farm_reader(farm: *const PjwFarm) -> pid_t {
     })
 }
 
-/// Returns the process id of the farm's writer process, which writes the results. Returns 0 if the farm has no writer,
-/// or if the writer has ended because it has written all results. A writer that has died counts until the farm has
-/// noticed its death. Returns -1 with `EINVAL` if `farm` is NULL.
+/// Returns the process id of the farm's writer process, which writes the results. If the writer has died, its old
+/// process id is returned until a call of [`pjw_farm_next`] notices the death. Returns 0 if the farm has no writer, if
+/// the writer has written all results and ended, or if a writer that died is not replaced yet. Returns -1 with `EINVAL`
+/// if `farm` is NULL.
 ///
 /// # Safety
 /// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed.
