@@ -132,8 +132,9 @@ impl SpawnContext {
     /// to start. Returns one result for each element, in the same order.
     ///
     /// The calling thread starts the processes itself if `instances` has a single element, or if the processes share
-    /// memory ([`SpawnContext::share_memory`]). It keeps its own affinity mask and memory policy. Otherwise, spawner
-    /// threads start the processes, as in [`SpawnContext::start`]. Spawner threads always do this in two cases:
+    /// memory ([`SpawnContext::share_memory`]). The calling thread keeps its own affinity mask and memory policy.
+    /// Otherwise, other threads start the processes, as in [`SpawnContext::start`]. Other threads always start them in
+    /// two cases:
     ///
     /// - With [`SpawnContext::kill_when_launcher_ends`] or [`SpawnContext::set_replicas`].
     /// - If the processes share memory, and the calling thread has its stack or its thread-local variables in the heap

@@ -206,15 +206,17 @@ impl<'a> RunningFarm<'a> {
         self.workers.iter().filter_map(|worker| Some(worker.child.as_ref()?.pid)).collect()
     }
 
-    /// Returns the process id of the reader, which reads the items of the farm. `None` if the farm has no reader, if
-    /// the reader has read all items and ended, or if a reader that died is not replaced yet.
+    /// Returns the process id of the reader, which reads the items of the farm. If the reader has died, returns its old
+    /// process id until a later call of [`RunningFarm::next_within`] notices the death. `None` if the farm has no
+    /// reader, if the reader has read all items and ended, or if a reader that died is not replaced yet.
     #[must_use]
     pub fn reader_pid(&self) -> Option<Pid> {
         Some(self.reader.child.as_ref()?.pid)
     }
 
-    /// Returns the process id of the writer, which writes the results of the farm. `None` if the farm has no writer, if
-    /// the writer has written all results and ended, or if a writer that died is not replaced yet.
+    /// Returns the process id of the writer, which writes the results of the farm. If the writer has died, returns its
+    /// old process id until a later call of [`RunningFarm::next_within`] notices the death. `None` if the farm has no
+    /// writer, if the writer has written all results and ended, or if a writer that died is not replaced yet.
     #[must_use]
     pub fn writer_pid(&self) -> Option<Pid> {
         Some(self.writer.child.as_ref()?.pid)
