@@ -11,8 +11,8 @@ use crate::terms::{Grant, GrantedBy, Job, JobId, Ownership, Policy, PriorityClas
 /// example, two jobs must not own the same PU, unless one of them may share its PUs
 /// ([`Grant::is_shared`](crate::terms::Grant::is_shared)). [`Violation`] has one variant for each invariant.
 ///
-/// The audit is made once and then updated. It stores what it has read, so [`GrantAudit::update`] checks only the jobs
-/// and PUs that changed.
+/// [`GrantAudit::new`] checks all jobs and PUs. [`GrantAudit::update`] then checks only the jobs and PUs that changed.
+/// For this purpose, the audit stores the PUs of each job as of the last check.
 #[derive(Debug)]
 pub struct GrantAudit {
     /// All PUs of the machine.

@@ -14,8 +14,8 @@ use crate::machine::topology::{Topology, TopologyLevel};
 ///
 /// The group belongs to an address space that several processes share (clone(2) with `CLONE_VM`). The group has the hot
 /// threads of the job in this address space. A thread is hot if it runs or waits for a PU (logical CPU) most of the
-/// time. If no thread is hot, the group may instead have one thread of each process: the living thread with the lowest
-/// tid, which is usually the main thread.
+/// time. If no thread is hot, the group has one thread of each process instead: the living thread with the lowest tid,
+/// which is usually the main thread. This thread may become hot later.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AddressSpaceThreads {
     /// The number of the address space.

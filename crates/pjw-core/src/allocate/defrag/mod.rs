@@ -44,8 +44,8 @@ pub struct JobMove {
     pub improvement: String,
 }
 
-/// The result of [`plan_defrag`]: the moves of jobs to other cores, and the sizes of the largest requests for
-/// cores that the machine can serve before and after these moves.
+/// The result of [`plan_defrag`]: the moves of jobs to other cores. Also gives the sizes, in whole cores, of the
+/// largest requests that the free cores can serve before and after these moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefragPlan {
     /// The moves, at most one for each job. Each move gives the PUs of the job before and after the whole

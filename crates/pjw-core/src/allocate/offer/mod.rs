@@ -28,8 +28,9 @@ mod tests;
 /// free PUs and the PUs that the job already holds are chosen. The PUs that the job already holds are preferred. Does
 /// not change `pool` (the list of all PUs with their holders): the caller passes the offer to [`PuPool::commit`].
 ///
-/// After a loss of records, processes outside of jobs may still be bound to free PUs by an earlier run of pjwd
-/// ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)). Such PUs are chosen last.
+/// An earlier run of pjwd may have bound processes outside of jobs to some free PUs. If pjw can't find out whether it
+/// did, these PUs are chosen only if the other PUs do not suffice
+/// ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)).
 ///
 /// # Errors
 /// If the request can't be served. The [`Refusal`] gives the reason, such as the requested and the free number of
@@ -44,8 +45,8 @@ pub fn allocate(
     allocate_for_groups(job, request, pool, topology, policy, &[])
 }
 
-/// Chooses the PUs (logical CPUs) for `request` as [`allocate`] does. In addition, says which PUs the job keeps if the
-/// request is for fewer PUs than the job holds.
+/// Chooses the PUs (logical CPUs) for `request` as [`allocate`] does. If the request is for fewer PUs than the job
+/// holds, `groups` determines which PUs the job keeps.
 ///
 /// `groups` lists sets of PUs that the job holds. The PUs of one set lie in one L3 cache or one NUMA node, and threads
 /// with a common address space run on them. The job keeps the PUs of whole sets first, beginning with the largest set
@@ -91,10 +92,12 @@ pub fn allocate_for_groups(
     Ok(prefer_offer_near_device(device, anywhere, offer_with_avoided_last(&near).ok()))
 }
 
-/// Chooses the PUs (logical CPUs) for `request` among the PUs `cpus` only, and returns these PUs as an offer. `None` if
-/// the free PUs of `cpus` can't serve the request. For example, the request is for more cores, or `cpus` has only a
-/// part of a core and the policy does not allow jobs to share a core. Does not change `pool` (the list of all PUs with
-/// their holders): the caller grants the PUs of the offer.
+/// Chooses the PUs (logical CPUs) for `request`, a request of the job `job`, and returns these PUs as an offer. Only
+/// those PUs of `cpus` are chosen that are free or that the job already holds. Does not change `pool` (the list of all
+/// PUs with their holders): the caller grants the PUs of the offer.
+///
+/// Returns `None` if these PUs can't serve the request. For example, the request is for more cores. Or `cpus` has only
+/// a part of a core, and the policy does not allow jobs to share a core.
 #[must_use]
 pub fn allocate_within(
     cpus: &CpuSet,

@@ -301,10 +301,10 @@ impl Topology {
         }))
     }
 
-    /// Returns the levels (L3, NUMA node, package) at which the cores of this machine are grouped. The level with the
-    /// largest groups comes first, and the level with the smallest comes last. The result has no level that does not
-    /// exist on this machine, such as L3 on a machine without L3 caches. The order differs between machines: usually a
-    /// package contains NUMA nodes, but on some machines a NUMA node contains packages.
+    /// Returns the levels (L3, NUMA node, package) that this machine has, from the level with the largest groups of
+    /// cores to the level with the smallest. For example, L3 is missing on a machine without L3 caches. The order
+    /// differs between machines: usually a package contains NUMA nodes, but on some machines a NUMA node contains
+    /// packages.
     #[must_use]
     pub fn levels(&self) -> &[TopologyLevel] {
         &self.0.levels
