@@ -5,8 +5,8 @@ use crate::machine::Topology;
 use crate::terms::own_cgroups::OwnCgroupNames;
 use crate::terms::{CpuRequest, CpusetSupport, GrantedBy, JobId};
 
-/// The minimum share of the time, in permille, for which a hot thread ran or waited for a PU (logical CPU): 500. A
-/// thread with a smaller share does not count as hot in the diagnosis.
+/// The minimum demand of a hot thread for CPU time: 500 permille of the time between two scans of the machine. The
+/// demand is the time in which the thread ran or waited for a PU (logical CPU).
 pub const MIN_HOT_PERMILLE: u32 = 500;
 
 /// The maximum number of pids that a finding of the diagnosis lists: 20. The text of the finding gives the number of
@@ -17,7 +17,7 @@ pub(crate) const MAX_FINDING_PIDS: usize = 20;
 /// finding gives the number of the findings that were left out.
 pub(crate) const MAX_FINDINGS_PER_CODE: usize = 8;
 
-/// The severity of a finding of the diagnosis, most severe first: problem, advice or note.
+/// The severity of a finding of the diagnosis (`pjwctl doctor`), most severe first: problem, advice or note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Severity {
@@ -197,8 +197,8 @@ pub struct ObservedJob {
     pub enforcement: String,
 }
 
-/// A job of a `pjwd` that has ended, for example because it was killed. The processes of the job are still in the
-/// cpuset that this `pjwd` made or wrote.
+/// A job that was left by a daemon `pjwd`, because this daemon has ended, for example by a signal. The processes of the
+/// job still run in the cpuset that this daemon made or changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrphanedJob {
     /// The id of the job.
@@ -330,8 +330,8 @@ pub struct HostFacts {
     pub incomplete_scan_reason: Option<String>,
 }
 
-/// A program on the machine that may work against pjw: it moves threads, moves interrupts, changes cpusets, or
-/// is one of several daemons `pjwd` of the same user.
+/// A program that may undo changes of pjw or disturb jobs: it moves threads or interrupts, or changes cpusets.
+/// Several daemons `pjwd` of one user also conflict with each other, and are then one value of this type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConflictingProgram {
     /// The command name of the program, such as `irqbalance`. `pjwd` if one user runs several daemons.
@@ -348,7 +348,7 @@ pub struct ConflictingProgram {
     pub undoes_pjw_changes: bool,
 }
 
-/// The way in which a batch system binds its jobs to cores: by cpusets, by affinity masks, or not at all.
+/// The way in which a batch system binds its jobs to cores: by cpusets, by affinity masks, not at all, or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobBinding {
     /// By cpusets that the batch system makes. pjw may reduce the PUs of such a cpuset, but never adds PUs.
@@ -398,7 +398,7 @@ pub enum DaemonStatus {
     },
 }
 
-/// The reason why `pjwd` can't start with a configuration file, or possibly can't.
+/// The reason why a check of the configuration file of `pjwd` failed: mistakes, an unreadable file, or a timeout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConfigurationProblem {
     /// The file has mistakes or can't be read.
@@ -419,9 +419,9 @@ pub enum ConfigurationProblem {
     },
 }
 
-/// Whether a running `pjwd` lends the idle cores of some jobs (the owners) to other jobs. The owners are the jobs of
-/// the class guaranteed. If `pjwd` lends cores, the value also says how `pjwd` notices that an owner needs its cores
-/// again.
+/// Whether a running `pjwd` lends the idle cores of some jobs (the owners) to other jobs, if known. The owners are the
+/// jobs of the priority class `guaranteed`. If `pjwd` lends cores, the value also says how `pjwd` notices that an owner
+/// needs its cores again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum LendingStatus {
     /// Unknown: `pjwd` has an older version that does not report this, or has not yet tried to load the BPF program

@@ -42,9 +42,9 @@ pub struct MmapLockSamples {
     pub system_ticks: u64,
 }
 
-/// The finding that active threads of one address space are often blocked on `mmap_lock`, the kernel's lock of the
-/// address space. mmap(2), munmap(2) and some page faults take this lock. The state of each thread was read many times:
-/// one reading of one thread is a sample. A thread is active if it was running, waiting for a PU (logical CPU) or in
+/// A problem of an address space: its active threads are often blocked on `mmap_lock`, the kernel's lock of the address
+/// space. mmap(2), munmap(2) and some page faults take this lock. The state of each thread was read many times: one
+/// reading of one thread is a sample. A thread is active if it was running, waiting for a PU (logical CPU) or in
 /// uninterruptible sleep in at least one sample. [`MmapLockWaits::remedy`] says what a user can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MmapLockWaits {

@@ -16,9 +16,9 @@ const REACH: u64 = 10;
 /// The smallest growth of all workers together between two readings that is more than noise, in bytes.
 const MIN_GROWTH: u64 = 8 << 20;
 
-/// One measurement of the private memory of the workers of a job. Private memory is memory that no other
-/// address space maps (the unique set size, USS). A worker is a process of the job with much private memory,
-/// unlike a shell or a launcher.
+/// One measurement of the workers of a job: their number, and the sum of their private memory in bytes. Private memory
+/// is memory that no other address space maps (the unique set size, USS). A worker is a process that has at least a
+/// quarter as much memory as the largest process of the job. Processes with a common address space count as one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerMemory {
     /// The time of the measurement, in ns since boot.
@@ -76,7 +76,8 @@ impl WorkerMemory {
     }
 }
 
-/// A prediction that the workers of a job ([`WorkerMemory`]) will soon use all available memory.
+/// A prediction that the workers of a job will use all available memory in less than ten minutes. Workers are the
+/// processes of the job with much memory, unlike a shell or a launcher ([`WorkerMemory`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PredictedMemoryShortage {
     /// The number of workers. Processes that share an address space count as one.
@@ -124,22 +125,22 @@ fn duration(seconds: u64) -> String {
     if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) }
 }
 
-/// Predicts whether the private memory of a job's workers will soon exceed the available memory. Private memory is
-/// memory that no other process maps. Workers are the processes of the job with much private memory. Returns `None` if
-/// no shortage is predicted.
+/// Predicts whether the private memory of a job's workers will exceed the available memory in less than ten minutes.
+/// Private memory is memory that no other address space maps. Workers are the processes of the job with much memory
+/// ([`WorkerMemory`]). Returns `None` if no shortage is predicted.
 ///
 /// - `measurements` has the measurements of the job, oldest first. The function uses the newest measurement, and the
 ///   measurements right before it that have the same number of workers and are at most ten minutes older.
 /// - `available_bytes` is the memory that the job can still get, in bytes: the memory that is left on the machine or in
 ///   the cgroup of the job, whichever is less.
 ///
-/// The predicted rate of growth is the mean rate over the used measurements, or over the second half of their time if
-/// the rate is lower there. No shortage is predicted in each of these cases:
+/// The predicted rate of growth is the mean rate over the used measurements. If the mean rate over the second half of
+/// their time is lower, this lower rate is used instead. No shortage is predicted in each of these cases:
 ///
 /// - The memory grew by less than 8 MiB in the time from which the rate was computed.
 /// - At this rate, the available memory suffices for ten minutes or longer.
 /// - At this rate, the available memory suffices for ten times the time between the oldest and the newest used
-///   measurement, or longer.
+///   measurement, or longer. A job may grow only while it loads its data, so few measurements allow no long prediction.
 #[must_use]
 pub fn predict_memory_shortage(
     measurements: &[WorkerMemory],

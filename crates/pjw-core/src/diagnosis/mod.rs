@@ -24,21 +24,27 @@ pub use examination::*;
 pub use facts::{MachineFact, machine_facts};
 pub use host::conflicting_programs;
 
-/// The codes of findings and warnings that say that `pjwd` fails as a whole: it can't record or make changes, does not
+/// The codes of findings and warnings about a failure of `pjwd` itself: it can't record or make changes, does not
 /// answer, or can't start.
 const DAEMON_FAILURE_CODES: [&str; 5] =
     ["cpuset-thread", "journal", "mute-warden", "unchecked-configuration", "wrong-configuration"];
 
-/// Returns whether a finding or a warning with the short name `code` says that `pjwd` fails as a whole, for example
-/// because it can't write its journal. No job gets cores then, and other findings may be consequences.
+/// Returns whether `code` is the code of a failure of `pjwd` itself. `code` is the short name of a kind of finding of
+/// the diagnosis (`pjwctl doctor`), or of a kind of warning of `pjwd`. A failure of `pjwd` means that one of these is
+/// the case:
+///
+/// - `pjwd` can't write its journal (the file from which a restarted `pjwd` restores its state).
+/// - `pjwd` can't change cpusets.
+/// - `pjwd` does not answer.
+/// - `pjwd` can't start with its configuration file, or the check of this file timed out.
 #[must_use]
 pub fn is_daemon_failure(code: &str) -> bool {
     DAEMON_FAILURE_CODES.contains(&code)
 }
 
-/// Diagnoses the machine that `input` describes. Returns the findings, the most severe first. Of the findings with the
-/// same severity, those that `pjwd` fails as a whole ([`is_daemon_failure`]) come first. The findings say what slows
-/// down jobs and what can be improved.
+/// Diagnoses the machine that `input` describes. Returns the findings: what slows down jobs, and what can be improved.
+/// The most severe findings come first. Among findings of the same severity, failures of `pjwd` itself come first
+/// ([`is_daemon_failure`]).
 #[must_use]
 pub fn diagnose(input: &DiagnosisInput) -> Vec<Finding> {
     let mut findings = Vec::new();

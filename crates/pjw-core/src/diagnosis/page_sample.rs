@@ -16,8 +16,9 @@ const MIN_PAGES: u64 = 64;
 /// The distance between two addresses is at least this size, in bytes: the smallest size of a page.
 const MIN_DISTANCE: u64 = 4096;
 
-/// A sample of the pages of a process: random addresses in its largest ranges of private memory. The sample has no NUMA
-/// nodes: the caller asks the kernel on which node the page at each address is (move_pages(2)).
+/// A sample of the memory of a process: random addresses in its largest ranges of private memory. The caller looks up
+/// on which NUMA node the page at each address is. From these nodes, [`PageSample::estimate_bytes_by_node`] estimates
+/// the memory on each NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageSample {
     /// The addresses, at most 128. Empty if the ranges are empty.
@@ -27,8 +28,9 @@ pub struct PageSample {
 }
 
 impl PageSample {
-    /// Chooses addresses in the 32 largest of the `ranges` of addresses of a process. These ranges are cut into parts
-    /// of equal size, and each part has one address at random. `seed` is the seed of the random numbers.
+    /// Chooses at most 128 random addresses in the memory of a process. `ranges` has the address ranges of its private
+    /// memory. Only the 32 largest ranges are used. They are divided into parts of equal size, and one random address
+    /// is chosen in each part. `seed` is the seed of the random numbers.
     #[must_use]
     pub fn choose(mut ranges: Vec<Range<u64>>, seed: u64) -> Self {
         ranges.sort_by_key(|range| (Reverse(size(range)), range.start));
@@ -44,11 +46,15 @@ impl PageSample {
         Self { addresses, range_bytes }
     }
 
-    /// Returns an estimate of the memory in the sampled ranges on each NUMA node, in bytes, by the kernel's number of
-    /// the node. `nodes` has the node of the page at each of the addresses. `None` stands for a page that is not in
-    /// memory, which does not count. `anonymous_bytes` is the anonymous memory of the process, as the kernel counts it.
-    /// The sum of the estimate is this size, or the size of the sampled ranges if that is smaller. Returns `None` if
-    /// fewer than 64 pages are in memory: these say too little.
+    /// Estimates the memory of the process on each NUMA node, in bytes. Only memory in the sampled ranges is included.
+    /// The keys of the result are the kernel's numbers of the nodes.
+    ///
+    /// - `nodes` has, for each sampled address, the NUMA node of the page at this address. `None` means that the page
+    ///   is not in memory. Such a page is ignored.
+    /// - `anonymous_bytes` is the anonymous memory of the process, as the kernel counts it. The values of the result
+    ///   add up to about `anonymous_bytes`, or to the size of the sampled ranges if that is smaller.
+    ///
+    /// Returns `None` if fewer than 64 pages are in memory, because the estimate would be too inexact.
     #[must_use]
     pub fn estimate_bytes_by_node(
         &self,

@@ -9,12 +9,13 @@ const MIN_REMOTE_PERMILLE: u128 = 750;
 /// The same share by a sample of the memory. It is larger, because a sample has a standard error: 4 percentage points
 /// with 128 pages, and 5 with 64.
 const MIN_REMOTE_PERMILLE_OF_SAMPLE: u128 = 800;
-/// A process with less remote NUMA memory than this, in bytes, is not reported: such memory fits into caches, so that
-/// its place matters little.
+/// The minimum remote NUMA memory of a reported process, in bytes: 64 MiB. Remote NUMA memory is memory on NUMA nodes
+/// where none of the hot threads of the process runs. Less memory than this mostly fits into caches, so that its NUMA
+/// node matters little.
 pub const MIN_REMOTE_BYTES: u64 = 64 << 20;
 
-/// The memory of a process on each NUMA node. Either the node of each page was read, or the sizes follow from a sample
-/// of the pages.
+/// The memory of one process on each NUMA node, in bytes. The sizes are either exact (the NUMA node of each page was
+/// read) or estimated from a sample of the pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryByNode {
     /// The memory on each NUMA node, in bytes, by the kernel's number of the node.
@@ -25,17 +26,20 @@ pub struct MemoryByNode {
 }
 
 impl MemoryByNode {
-    /// Makes the value for a process whose pages were all looked up, as in `/proc/PID/numa_maps`. `bytes_by_node` has
-    /// the bytes on each NUMA node, by the kernel's number of the node.
+    /// Makes the value from exact sizes: the NUMA node of each page of the process is known, as from
+    /// `/proc/PID/numa_maps`. `bytes_by_node` has the bytes on each NUMA node. Its keys are the kernel's numbers of the
+    /// nodes.
     #[must_use]
     pub fn from_all_pages(bytes_by_node: BTreeMap<u32, u64>) -> Self {
         Self { bytes: bytes_by_node, unknown_bytes: 0, is_sample: false }
     }
 
-    /// Makes the value for a process of which a sample of pages was looked up. `bytes_by_node` is the estimate from the
-    /// sample ([`PageSample::estimate_bytes_by_node`](super::page_sample::PageSample::estimate_bytes_by_node)).
-    /// `resident_bytes` is the resident memory of the process, with its huge pages. The part of it that the estimate
-    /// does not cover, such as mapped files and huge pages of hugetlbfs, never counts as remote.
+    /// Makes the value from estimated sizes: only a sample of the pages of the process was read.
+    ///
+    /// - `bytes_by_node` is the estimate from the sample
+    ///   ([`PageSample::estimate_bytes_by_node`](super::page_sample::PageSample::estimate_bytes_by_node)).
+    /// - `resident_bytes` is the resident memory of the process, huge pages included. The estimate does not cover some
+    ///   of it, such as mapped files and huge pages of hugetlbfs. This part never counts as remote memory.
     #[must_use]
     pub fn from_sample(bytes_by_node: BTreeMap<u32, u64>, resident_bytes: u64) -> Self {
         let unknown_bytes = resident_bytes.saturating_sub(sum(bytes_by_node.values()));
