@@ -46,8 +46,8 @@ impl PageSample {
         Self { addresses, range_bytes }
     }
 
-    /// Estimates the memory of the process on each NUMA node, in bytes. Only memory in the sampled ranges is included.
-    /// The keys of the result are the kernel's numbers of the nodes.
+    /// Estimates the anonymous memory of the process on each NUMA node, in bytes. The keys of the result are the
+    /// kernel's numbers of the nodes.
     ///
     /// - `nodes` has, for each sampled address, the NUMA node of the page at this address. `None` means that the page
     ///   is not in memory. Such a page is ignored.
