@@ -293,7 +293,7 @@ mod tests {
     use std::pin::Pin;
     use std::task::{Context, Poll, Waker};
 
-    use super::super::turns::{TooManyWaiting, Turn, MemoryReaderQueue, TurnRequester};
+    use super::super::turns::{MemoryReaderQueue, TooManyWaiting, Turn, TurnRequester};
     use super::*;
     use pjw_core::ids::{Pid, ProcessId, StartTime};
     use pjw_core::memory::JobMemory;

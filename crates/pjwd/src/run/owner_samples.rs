@@ -7,8 +7,8 @@
 //! the borrower nothing.
 //!
 //! A report costs the owner some 20 us at its wake-up, because the kernel wakes up pjwd before the owner runs on. So
-//! an owner that wakes up often is not reported each time: further samples follow at the settling time, until the owner
-//! has not run on the PU for a while.
+//! an owner that wakes up often is not reported each time: pjwd looks at the settling time whether it runs, which is one
+//! system call, until the owner has not run on the PU for a while.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -27,10 +27,12 @@ use pjw_linux::sys::cpu_time::CpuTimeSampler;
 use tracing::{debug, info, trace};
 
 mod monitor;
+mod owner_runs;
 
 pub use monitor::LentCpuMonitorInterface;
 pub(super) use monitor::load_lent_cpu_monitor;
 
+use self::owner_runs::OwnerRuns;
 use crate::view::status::OwnerDemandDetection;
 
 /// The time between two samples while a core is lent and the monitor reports the first thread of an idle owner.
@@ -50,7 +52,7 @@ const SETTLING_TIME: Duration = Duration::from_millis(2);
 /// The same without the monitor, after the first sample in which an idle owner has used CPU time.
 const SETTLING_TIME_WITHOUT_MONITOR: Duration = Duration::from_millis(1);
 /// A PU on which an idle owner has run is reported again when the owner has not run there for this time. Until then,
-/// samples follow each other at the settling time.
+/// pjwd looks each [`SETTLING_TIME`] whether the owner runs.
 const QUIET_TIME: Duration = Duration::from_millis(6);
 /// The number of samples at this short distance after a report while the owner runs. Other programs may run on lent PUs for long.
 const MAX_SETTLING_SAMPLES: u32 = 5;
@@ -89,8 +91,12 @@ pub struct OwnerCpuSampler {
     reported: CpuSet,
     /// For each lent PU, what the monitor returned at the last sample ([`LentCpuMonitorInterface::owner_run_times`]).
     run_times: BTreeMap<Pu, OwnerRunTime>,
-    /// For each lent PU on which the owner has run, the time of the last sample that showed this.
-    last_run_at: BTreeMap<Pu, Instant>,
+    /// What is known of the threads of owners on lent PUs since the last look at the monitor.
+    runs: OwnerRuns,
+    /// Whether an idle owner has run a short time ago on a PU that was reported, and does not run now.
+    is_watching: bool,
+    /// The time at which the next sample is due in any case, while `is_watching`.
+    sample_due: Option<Instant>,
     /// The time at which the monitor began to measure each lent PU.
     measured_since: BTreeMap<Pu, Instant>,
 }
@@ -169,23 +175,34 @@ impl OwnerCpuSampler {
         if !is_reported && self.next.is_some_and(|next| now < next) {
             return false;
         }
+        let is_found_running = !is_reported && self.is_watching && self.is_owner_running(now);
+        if self.is_watching
+            && !is_reported
+            && !is_found_running
+            && self.sample_due.is_some_and(|due| now < due)
+        {
+            (_, self.is_watching) = self.rearm_idle_pus(state, now);
+            self.next =
+                self.sample_due.map(|due| if self.is_watching { due.min(now + SETTLING_TIME) } else { due });
+            return false;
+        }
         if is_reported {
             self.reported_at = Some(now);
         }
         let shows_demand = self.sample(state, (now, since_boot), cpu_time_of);
-        let begins = is_reported || (shows_demand && !self.has_shown_demand);
-        let follows = match self.monitor {
-            Monitor::Loaded(_) => !is_reported && self.rearm_idle_pus(state, now),
+        let begins = is_reported || is_found_running || (shows_demand && !self.has_shown_demand);
+        let (still_runs, has_run) = match self.monitor {
+            Monitor::Loaded(_) if is_reported => (false, false),
+            Monitor::Loaded(_) => self.rearm_idle_pus(state, now),
             // While a thread runs, its CPU time may change at the kernel's ticks only.
-            Monitor::Unloaded | Monitor::Unavailable { .. } => {
-                self.is_settling && self.settling_samples < MAX_SETTLING_SAMPLES
-            }
+            Monitor::Unloaded | Monitor::Unavailable { .. } => (self.is_settling, false),
         };
         if !self.is_settling {
             self.has_shown_demand = shows_demand;
         }
         self.settling_samples = if begins { 1 } else { self.settling_samples.saturating_add(1) };
-        self.is_settling = begins || follows;
+        self.is_settling = begins || (still_runs && self.settling_samples <= MAX_SETTLING_SAMPLES);
+        self.is_watching = !self.is_settling && has_run;
         let interval = match (self.is_settling, state.pool.lent_cpus().is_empty()) {
             // This sample comes in time, however many threads there are.
             (true, _) if is_reported => SETTLING_TIME,
@@ -193,6 +210,8 @@ impl OwnerCpuSampler {
             (false, false) => self.interval_while_lent(),
             (false, true) => INTERVAL_BEFORE_LENDING,
         };
+        self.sample_due = Some(now + interval);
+        let interval = if self.is_watching { interval.min(SETTLING_TIME) } else { interval };
         self.next = Some(now + interval);
         would_change_loans(state, policy, since_boot)
     }
@@ -219,7 +238,7 @@ impl OwnerCpuSampler {
         }
         self.measured_since.retain(|pu, _| lent.contains_key(pu));
         self.run_times.retain(|pu, _| lent.contains_key(pu));
-        self.last_run_at.retain(|pu, _| lent.contains_key(pu));
+        self.runs.retain(|pu| lent.contains_key(&pu));
         for &pu in lent.keys() {
             self.measured_since.entry(pu).or_insert(now);
         }
@@ -303,31 +322,36 @@ impl OwnerCpuSampler {
     /// If the owners have so many threads that the samples must be farther apart, reports each PU again on which no
     /// thread of the owner runs, but only when the least time between two samples has passed since the last report.
     ///
-    /// Returns whether a sample at the settling time must follow, because an idle owner still runs on a PU that was
-    /// reported, or has run there a short time ago.
-    fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> bool {
+    /// Returns whether a thread of an idle owner runs on a PU that was reported, and whether an idle owner has run on
+    /// such a PU a short time ago.
+    fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> (bool, bool) {
         let has_many_threads = self.least_interval() > SETTLING_TIME;
         let is_due = self.reported_at.is_none_or(|at| now >= at + self.least_interval());
-        let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
+        let Monitor::Loaded(monitor) = &mut self.monitor else { return (false, false) };
         let idle_owners = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
         let grants = idle_owners.filter_map(|(id, _)| state.grant_of(id));
         let pus_of_idle = grants.fold(CpuSet::new(), |all, grant| all.union(&grant.cpus));
-        let is_running = |pu: &Pu| self.run_times.get(pu).is_some_and(|time| time.is_running);
-        let (running, stopped): (Vec<Pu>, Vec<Pu>) =
-            pus_of_idle.intersection(&self.reported).iter().partition(is_running);
-        let has_run = |pu: &Pu| self.last_run_at.get(pu).is_some_and(|&at| now < at + QUIET_TIME);
-        let (recent, quiet): (Vec<Pu>, Vec<Pu>) =
-            stopped.into_iter().partition(|pu| !has_many_threads && has_run(pu));
+        let reported = pus_of_idle.intersection(&self.reported);
+        let running = reported.intersection(&self.runs.running);
+        let stopped = reported.difference(&running);
+        let is_recent = |pu: &Pu| !has_many_threads && self.runs.has_run_recently(*pu, now);
+        let quiet: CpuSet = stopped.iter().filter(|pu| !is_recent(pu)).collect();
         if is_due && !quiet.is_empty() {
-            let quiet: CpuSet = quiet.into_iter().collect();
             self.reported = self.reported.difference(&quiet);
             self.run_times.retain(|pu, _| !quiet.contains(*pu));
+            self.runs.retain(|pu| !quiet.contains(pu));
             if let Err(error) = monitor.report_again(&quiet) {
                 self.set_unavailable(&error, now);
             }
         }
-        let still_runs = !running.is_empty() && self.settling_samples < MAX_SETTLING_SAMPLES;
-        still_runs || !recent.is_empty()
+        (!running.is_empty(), quiet != stopped)
+    }
+
+    /// Looks at the monitor, and returns whether a thread of an owner runs on a lent PU that was reported.
+    fn is_owner_running(&mut self, now: Instant) -> bool {
+        let Monitor::Loaded(monitor) = &self.monitor else { return false };
+        self.runs.update(&monitor.owner_run_times(), now);
+        self.runs.running.intersects(&self.reported)
     }
 
     /// Samples the owners from now on. The log has the reason once, however often it is found again.
@@ -350,6 +374,7 @@ impl OwnerCpuSampler {
             return BTreeMap::new();
         }
         let times: Vec<OwnerRunTime> = monitor.owner_run_times();
+        self.runs.update(&times, now);
         let times = times.into_iter().filter(|time| monitor.lent_pus().contains_key(&time.pu));
         let mut since_last = BTreeMap::new();
         for time in times {
@@ -357,9 +382,6 @@ impl OwnerCpuSampler {
             let last = self.run_times.get(&time.pu).map(|last| last.run_time).unwrap_or_default();
             // The program may be in the middle of a change, so that a part of the time is missing in this reading.
             let run_time = time.run_time.max(last);
-            if time.is_running || run_time > last {
-                self.last_run_at.insert(time.pu, now);
-            }
             since_last.insert(time.pu, OwnerRunTime { run_time: run_time - last, ..time });
             self.run_times.insert(time.pu, OwnerRunTime { run_time, ..time });
         }

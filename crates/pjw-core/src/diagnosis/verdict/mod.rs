@@ -6,7 +6,7 @@
 use alloc::format;
 use core::fmt;
 
-use crate::basics::{prelude::*, duration_text};
+use crate::basics::{duration_text, prelude::*};
 use crate::diagnosis::words;
 use crate::terms::{JobId, JobReport, JobSource, JobUsage};
 
