@@ -23,6 +23,7 @@ const LAYERS: &[(&str, &[(&str, u8)])] = &[
             ("phases", 5),
             ("audit", 6),
             ("diagnosis", 6),
+            ("fork_fastpath", 6),
         ],
     ),
     (

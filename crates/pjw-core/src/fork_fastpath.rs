@@ -15,10 +15,11 @@
 
 mod first_write;
 
-pub use first_write::{FirstMaskWrites, plan_first_mask_writes};
+use self::first_write::is_request_known;
+pub use self::first_write::{FirstMaskWrites, plan_first_mask_writes};
 
 use crate::basics::{CpuSet, Pid, Pu, Tid, prelude::*};
-use crate::state::{Descendant, MaskLimits, WardenState};
+use crate::state::{Descendant, WardenState};
 use crate::terms::{
     ExpectedMask, ForkMaskMismatch, MaskProbeResult, Observed, Process, ScanScope, Snapshot, Thread,
 };
@@ -180,22 +181,6 @@ pub fn forked_with_unexplained_masks(
             )
     };
     probe.mismatches.iter().filter(is_unknown).map(|forked| forked.id.pid).collect()
-}
-
-/// Whether `effective_mask`, the mask of the new process `new`, tells which mask was requested, without the cgroup of
-/// the process: the process may have inherited the request, or no cpuset restricts the process and its parent. `limits`
-/// has the PUs to which the kernel limits the masks of the parent.
-fn is_request_known(
-    state: &WardenState,
-    new: &Descendant,
-    limits: &MaskLimits,
-    effective_mask: &CpuSet,
-) -> bool {
-    let online = state.pool.online_cpus();
-    let is_unrestricted =
-        limits.possible_cpus.iter().chain([effective_mask]).all(|cpus| online.is_subset(cpus));
-    let is_result_of = |requested: &CpuSet| limits.may_result_in(requested, effective_mask);
-    is_unrestricted || new.inherited_mask_requests.iter().any(|request| is_result_of(&request.mask))
 }
 
 /// Returns the record of a newly forked process: a copy of `known`, the record of the parent, with the id and the

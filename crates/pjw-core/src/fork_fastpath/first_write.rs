@@ -7,10 +7,9 @@
 //! all other processes, and finds the mask that was right before this write. It writes its own records and the mask
 //! once more, so a difference between the two would be corrected.
 
-use super::is_request_known;
 use crate::basics::{BirthTime, CpuSet, Pid, ThreadId, Tid, prelude::*};
 use crate::state::masks::target::target_mask;
-use crate::state::{MaskEntry, WardenState};
+use crate::state::{Descendant, MaskEntry, MaskLimits, WardenState};
 use crate::terms::{
     DaemonMode, ExpectedMask, ForkMaskMismatch, MaskAction, MaskActionKind, MaskProbeResult, Policy, Record,
 };
@@ -114,4 +113,20 @@ fn first_write(
     let kind = MaskActionKind::Confine;
     let action = MaskAction::with_exact_mask(kind, job, thread, effective_mask, grant.clone(), String::new());
     Some((record, MaskAction { requested_mask: requested, ..action }))
+}
+
+/// Whether `effective_mask`, the mask of the new process `new`, tells which mask was requested, without the cgroup of
+/// the process: the process may have inherited the request, or no cpuset restricts the process and its parent. `limits`
+/// has the PUs to which the kernel limits the masks of the parent.
+pub(super) fn is_request_known(
+    state: &WardenState,
+    new: &Descendant,
+    limits: &MaskLimits,
+    effective_mask: &CpuSet,
+) -> bool {
+    let online = state.pool.online_cpus();
+    let is_unrestricted =
+        limits.possible_cpus.iter().chain([effective_mask]).all(|cpus| online.is_subset(cpus));
+    let is_result_of = |requested: &CpuSet| limits.may_result_in(requested, effective_mask);
+    is_unrestricted || new.inherited_mask_requests.iter().any(|request| is_result_of(&request.mask))
 }

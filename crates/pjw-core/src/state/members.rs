@@ -16,11 +16,19 @@ use crate::basics::{
 };
 use crate::state::demand::ThreadDemand;
 use crate::state::dirty::{DirtyScope, DirtySet};
-use crate::state::lineage::child_evidence;
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskRequest;
 use crate::state::members::active_threads::ActiveThreads;
 use crate::terms::{JobId, JobMembership, MembershipEvidence};
+
+/// Returns the evidence that a forked process belongs to the same job as its parent. `parent_evidence` is the evidence
+/// for the parent. The result is [`MembershipEvidence::Parent`], with one exception. If the parent belongs to the job
+/// only because its user has no other job ([`MembershipEvidence::Adopted`]), the result is
+/// [`MembershipEvidence::Adopted`] too.
+#[must_use]
+pub fn child_evidence(parent_evidence: MembershipEvidence) -> MembershipEvidence {
+    if parent_evidence == MembershipEvidence::Adopted { parent_evidence } else { MembershipEvidence::Parent }
+}
 
 /// A member of a job: a process that belongs to the job, with its threads and the evidence for the
 /// membership.

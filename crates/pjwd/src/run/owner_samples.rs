@@ -51,9 +51,6 @@ const INTERVAL_BEFORE_LENDING: Duration = Duration::from_millis(100);
 const SETTLING_TIME: Duration = Duration::from_millis(2);
 /// The same without the monitor, after the first sample in which an idle owner has used CPU time.
 const SETTLING_TIME_WITHOUT_MONITOR: Duration = Duration::from_millis(1);
-/// A PU on which an idle owner has run is reported again when the owner has not run there for this time. Until then,
-/// pjwd looks each [`SETTLING_TIME`] whether the owner runs.
-const QUIET_TIME: Duration = Duration::from_millis(6);
 /// The number of samples at this short distance after a report while the owner runs. Other programs may run on lent PUs for long.
 const MAX_SETTLING_SAMPLES: u32 = 5;
 /// The time after which a monitor that could not be used is tried again.
@@ -316,7 +313,7 @@ impl OwnerCpuSampler {
     }
 
     /// Lets the monitor report again the lent PUs of idle owners (jobs that lend them) on which the owner has not run
-    /// for [`QUIET_TIME`]. The PUs of other owners are not reported again: they are sampled anyway, and each report
+    /// recently ([`OwnerRuns::has_run_recently`]). The PUs of other owners are not reported again: they are sampled anyway, and each report
     /// would cost the owner CPU time.
     ///
     /// If the owners have so many threads that the samples must be farther apart, reports each PU again on which no

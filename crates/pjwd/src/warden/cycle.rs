@@ -21,7 +21,6 @@ use pjw_core::{
 };
 use pjw_sources::LocalHost;
 
-use super::forks::changes_process_masks;
 use super::report::{CycleReport, EventCount, OngoingFailures, is_release, refuse_unrecorded_commands};
 use crate::host::thaw_watcher::ThawWatcher;
 
@@ -389,5 +388,20 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             member_thread.is_some_and(|member_thread| member_thread.start == thread.start)
         };
         self.ongoing_failures.refused_masks.retain(|thread, _| is_in_job(thread));
+    }
+}
+
+/// Returns whether `command` changes the affinity masks of running processes. If true, another scan must follow,
+/// because such a process can fork during the change.
+fn changes_process_masks(command: &Command) -> bool {
+    match command {
+        Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
+        Command::Want { .. } => false,
+        // Processes that a changed rule no longer recognises leave their job.
+        Command::Provision(_)
+        | Command::Release { .. }
+        | Command::Undo { .. }
+        | Command::ReleaseAll { .. }
+        | Command::Defrag { .. } => true,
     }
 }

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use pjw_core::command::Command;
 use pjw_core::fork_fastpath::{
     FirstMaskWrites, defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unverified_forks,
     forked_with_unexplained_masks, plan_first_mask_writes, snapshot_of_mismatches,
@@ -121,20 +120,5 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             }
         }
         set_at
-    }
-}
-
-/// Returns whether `command` changes the affinity masks of running processes. If true, another scan must follow,
-/// because such a process can fork during the change.
-pub(super) fn changes_process_masks(command: &Command) -> bool {
-    match command {
-        Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
-        Command::Want { .. } => false,
-        // Processes that a changed rule no longer recognises leave their job.
-        Command::Provision(_)
-        | Command::Release { .. }
-        | Command::Undo { .. }
-        | Command::ReleaseAll { .. }
-        | Command::Defrag { .. } => true,
     }
 }

@@ -12,7 +12,7 @@ use self::scan_queue::{ScanQueue, UnscannedProcess};
 use crate::basics::{BirthTime, Nanos, Pid, Tid, prelude::*};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskRequest;
-use crate::state::members::Member;
+use crate::state::members::{Member, child_evidence};
 use crate::terms::{JobId, MembershipEvidence, ProcessEvent};
 
 /// The maximum number of records of forked processes in each of two lists. One list has the forked processes
@@ -353,15 +353,6 @@ impl Lineage {
     pub(crate) fn take_event_loss(&mut self) -> bool {
         core::mem::take(&mut self.has_lost_events)
     }
-}
-
-/// Returns the evidence that a forked process belongs to the same job as its parent. `parent_evidence` is the evidence
-/// for the parent. The result is [`MembershipEvidence::Parent`], with one exception. If the parent belongs to the job
-/// only because its user has no other job ([`MembershipEvidence::Adopted`]), the result is
-/// [`MembershipEvidence::Adopted`] too.
-#[must_use]
-pub fn child_evidence(parent_evidence: MembershipEvidence) -> MembershipEvidence {
-    if parent_evidence == MembershipEvidence::Adopted { parent_evidence } else { MembershipEvidence::Parent }
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_linux::bpf::OwnerRunTime;
 
-use super::QUIET_TIME;
+/// A PU on which an idle owner has run is reported again when the owner has not run there for this time. Until then,
+/// pjwd looks each 2 ms whether the owner runs.
+const QUIET_TIME: Duration = Duration::from_millis(6);
 
 /// Where threads of owners ran, by the last look at the monitor.
 #[derive(Debug, Default)]

@@ -169,10 +169,9 @@ impl Run {
         let policy = if lending_machine.is_some() { lending::with_lending(policy, &seed) } else { policy };
         let faults = Faults::from_random(&seed);
         let mut world = SimMachine::new(topology.cpus());
-        world.cpuset_support = world_cpuset_support;
-        world.log = verbose.then(Vec::new);
-        let world = Rc::new(RefCell::new(world));
-        let workload = Rc::new(RefCell::new(Workload::new(&seed, faults.has_hotplug)));
+        (world.cpuset_support, world.log) = (world_cpuset_support, verbose.then(Vec::new));
+        let workload = Workload::new(&seed, faults.has_hotplug);
+        let (world, workload) = (Rc::new(RefCell::new(world)), Rc::new(RefCell::new(workload)));
         let journal = SimJournal::new(faults.clone());
         let node = SimMachineInterface::new(Rc::clone(&world), Rc::clone(&workload), faults.clone());
         let warden = start(node, &journal, &topology, &policy);
