@@ -36,9 +36,9 @@ const HEADER_BYTES: usize = 48;
 /// - 3: The number of calls that were not reported because the ring buffer was full.
 type MonitorValue = [u64; 4];
 
-/// A BPF program in the kernel that reports the calls of sched_setaffinity(2) by other processes: the caller,
-/// the thread whose mask is set, and the requested mask. Dropping this value removes the program from the
-/// kernel.
+/// A BPF program in the kernel that reports the calls of sched_setaffinity(2) by other processes: the caller, the
+/// thread whose mask is set, and the requested mask. Reports the calls that succeed, and the calls that the kernel
+/// refuses with `EINVAL`. Dropping this value removes the program from the kernel.
 pub struct AffinityMonitor {
     /// The ring buffer that the program fills with the reported calls.
     ring: RingBuf<MapData>,

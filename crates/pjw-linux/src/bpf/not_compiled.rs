@@ -65,10 +65,10 @@ impl LentCpuMonitor {
         Err(TaskScanUnavailable::NotCompiled.into())
     }
 
-    /// In a build with the cargo feature `bpf`, this function sets which PUs (logical CPUs) jobs lend to other jobs,
-    /// so that the BPF program watches these PUs. `_lent` has the lent PUs. The value for each PU says how many PUs
-    /// the lending job owns, including the PUs that it lends. In this build the function can't be called, because no
-    /// value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function sets the lent PUs that the BPF program watches. A lent PU
+    /// is a PU (logical CPU) that a job, the owner, lends to another job. The value for each PU in `_lent` is the
+    /// number of PUs of the owner, including the PUs that the owner lends. In this build the function can't be called,
+    /// because no value of this type exists.
     ///
     /// # Errors
     /// None.

@@ -30,9 +30,10 @@ pub enum TaskScope<'a> {
     ThreadsOf(&'a BTreeSet<Pid>),
 }
 
-/// For how long the owner of a lent PU (logical CPU) has run on this PU, and whether it runs there now. The
-/// owner is the job that lends the PU to another job. The time counts since the PU was lent, or since the last
-/// call of [`LentCpuMonitor::report_again`](super::LentCpuMonitor::report_again) for the PU.
+/// For how long the owner of a lent PU (logical CPU) has run on this PU, and whether it runs there now. The owner is
+/// the job that lends the PU to another job. A thread of the owner also counts as running while it waits on the PU for
+/// a thread at idle priority that preempted it. The time counts since the PU was lent, or since the last call of
+/// [`LentCpuMonitor::report_again`](super::LentCpuMonitor::report_again) for the PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnerRunTime {
     /// The lent PU.

@@ -42,22 +42,22 @@ const CHECK_SLEEP: Duration = Duration::from_micros(100);
 /// - 5: 1 if the thread of the owner waits, otherwise 0.
 type Measurement = [u64; 6];
 
-/// A BPF program in the kernel that watches the lent PUs. A lent PU is a PU (logical CPU) that a job, the owner,
-/// lends to another job, the borrower. The program reports a lent PU when a thread of the owner has run on this PU.
-/// Every thread that runs on a lent PU counts as a thread of the owner, except these:
+/// A BPF program in the kernel that watches the lent PUs. A lent PU is a PU (logical CPU) that a job, the owner, lends
+/// to another job, the borrower. The program reports a lent PU when a thread of the owner has run on this PU. Every
+/// thread that runs on a lent PU counts as a thread of the owner, except these:
 ///
-/// - A thread at idle priority: its policy is `SCHED_IDLE`, or `cpu.idle` is set for its cgroup or for a cgroup
-///   above. The threads of the borrower are at idle priority.
-/// - A thread whose affinity mask has more PUs than the owner has: this thread belongs to another program. But an
-///   io_uring worker thread always counts, because the kernel may give it a mask of all PUs.
+/// - A thread at idle priority: its policy is `SCHED_IDLE`, or `cpu.idle` is set for its cgroup or for a cgroup above.
+///   The threads of the borrower are at idle priority.
+/// - A thread whose affinity mask has more PUs than the owner has: this thread belongs to another program. This rule
+///   does not apply to io_uring worker threads, because the kernel may give them a mask of all PUs.
 /// - A kernel thread, and a thread of this process.
 ///
-/// A thread of the owner that was preempted by a thread at idle priority counts as running until it runs again: the
-/// kernel gives such a thread a slice of some milliseconds now and then, and the owner wants the PU in this time too.
+/// A thread at idle priority can preempt a thread of the owner for some milliseconds. The thread of the owner then
+/// waits for the PU. This wait counts as run time of the owner.
 ///
-/// The program reports each lent PU once, and once more after each call of [`LentCpuMonitor::report_again`] for the
-/// PU. While PUs are lent, the program runs at each context switch on any PU. Dropping this value removes the program
-/// from the kernel.
+/// The program reports each lent PU once, and once more after each call of [`LentCpuMonitor::report_again`] for the PU.
+/// While PUs are lent, the program runs at each context switch on any PU. Dropping this value removes the program from
+/// the kernel.
 pub struct LentCpuMonitor {
     object: Ebpf,
     /// The ring buffer to which the program writes the PUs that it reports.
@@ -132,17 +132,14 @@ impl LentCpuMonitor {
 
     /// Sets the lent PUs that the BPF program watches. A lent PU is a PU (logical CPU) that a job, the owner, lends to
     /// another job. `lent` replaces the lent PUs of the previous call. The value for each PU is the number of PUs of
-    /// the owner, including the PUs that the owner lends.
+    /// the owner, including the PUs that the owner lends. A thread whose affinity mask has more PUs than this number
+    /// does not count as a thread of the owner, as [`LentCpuMonitor`] describes. If the number is 0, the size of the
+    /// mask does not matter.
     ///
-    /// A thread whose affinity mask has more PUs than this number does not count as a thread of the owner. If the
-    /// number is 0, the size of the mask does not matter. [`LentCpuMonitor`] has the rules for threads at idle
-    /// priority, kernel threads and io_uring workers.
-    ///
-    /// The program reports a lent PU once, when a thread of the owner starts to run there. If such a thread already
-    /// runs on the PU during this call, the program reports the PU when the thread stops running. If a PU was already
-    /// lent before this call, the [run time](LentCpuMonitor::owner_run_times) of the owner on this PU is not reset. If
-    /// this PU was already reported, the program does not report the PU again. While `lent` is empty, the program is
-    /// detached from the kernel.
+    /// The program reports a newly lent PU once, when a thread of the owner starts to run there. If such a thread
+    /// already runs there during this call, the program reports the PU when the thread stops running. For a PU that was
+    /// already lent before this call, the [run time](LentCpuMonitor::owner_run_times) of the owner goes on, and an
+    /// earlier report is not repeated. While `lent` is empty, the program is detached from the kernel.
     ///
     /// # Errors
     /// If the kernel refuses to attach the program, or to change its BPF map. Afterwards [`LentCpuMonitor::lent_pus`]
@@ -186,7 +183,7 @@ impl LentCpuMonitor {
 
     /// Returns the lent PUs that the BPF program has reported since the last call of this function, and that are still
     /// lent. A lent PU is a PU (logical CPU) that a job, the owner, lends to another job. The program reports a PU when
-    /// a thread of the owner runs there. After a report, the program is silent about this PU until
+    /// a thread of the owner runs there. After a report, the program does not report this PU again until
     /// [`LentCpuMonitor::report_again`] is called for the PU. Makes no system call.
     pub fn take_reported_pus(&mut self) -> CpuSet {
         let mut reported = CpuSet::new();
@@ -214,11 +211,11 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns for each lent PU how long threads of the owner have run there, or have waited there for a thread at idle
-    /// priority that preempted them. A lent PU is a PU (logical CPU) that a job, the owner, lends to another job.
-    /// [`LentCpuMonitor`] says which threads count as the owner's. The time
-    /// counts since the PU was lent, or since the last call of [`LentCpuMonitor::report_again`] for the PU. The list is
-    /// empty if the kernel refuses to read the BPF map of the program.
+    /// Returns the run time of the owner on each lent PU. A lent PU is a PU (logical CPU) that a job, the owner, lends
+    /// to another job. The run time is the time for which threads of the owner have run on the PU, or have waited there
+    /// for a thread at idle priority that preempted them. [`LentCpuMonitor`] says which threads count as the owner's.
+    /// The time counts since the PU was lent, or since the last call of [`LentCpuMonitor::report_again`] for the PU.
+    /// The list is empty if the kernel refuses to read the BPF map of the program.
     #[must_use]
     pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         // The clock is read first. Otherwise a thread that stops running between the two readings would get time in
