@@ -295,9 +295,10 @@ impl CgroupDir {
         .collect()
     }
 
-    /// Returns how many children this cgroup has: 0 if it does not exist. Does not list the children, so a cgroup with
-    /// many children takes no more time than one with few. Instead, reads the number of links of the directory of the
-    /// cgroup: two, and one more for each child (`kernfs_refresh_inode`, fs/kernfs/inode.c, Linux 6.18).
+    /// Returns how many children this cgroup has. 0 if the cgroup does not exist, or if its directory can't be read.
+    /// The time of this call does not depend on the number of children: the function reads only the link count of the
+    /// cgroup's directory. The link count is 2, plus 1 for each child (`kernfs_refresh_inode`, fs/kernfs/inode.c, Linux
+    /// 6.18).
     #[must_use]
     pub fn child_count(&self) -> u64 {
         match fs::metadata(&self.dir) {

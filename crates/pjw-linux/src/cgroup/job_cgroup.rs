@@ -37,23 +37,25 @@ pub(crate) fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
 
 impl CgroupMounts {
     /// Reads the state of the cgroup at `cgroup_path`: whether it exists, whether it contains processes, its cpuset,
-    /// its CPU time and its largest memory use. `cgroup_path` is as in `/proc/PID/cgroup`: relative to the root of
-    /// each hierarchy. `populated_cache` keeps the pid of one process in each v1 cgroup, so that the next check for
-    /// processes is faster.
+    /// its CPU time, its largest memory use and its memory limit. `cgroup_path` is as in `/proc/PID/cgroup`: relative
+    /// to the root of each hierarchy. `populated_cache` keeps the pid of one process in each v1 cgroup, so that the
+    /// next check for processes is faster.
     ///
     /// Combines the states in all mounted hierarchies, v1 and v2:
     ///
     /// - The cgroup exists if there is a cgroup at `cgroup_path` in at least one hierarchy.
-    /// - The cgroup contains processes if, in at least one hierarchy, a process is in the cgroup at `cgroup_path` or
-    ///   in a cgroup below it.
-    /// - The cpuset is read in the hierarchy with the cpuset controller.
+    /// - The cgroup contains processes if, in at least one hierarchy, a process is in the cgroup at `cgroup_path` or in
+    ///   a cgroup below it.
+    /// - The cpuset is read in the hierarchy with the cpuset controller, the CPU time in the v2 hierarchy, and the
+    ///   memory values in the hierarchy with the memory controller.
     ///
-    /// Returns [`Observed::Present`] with the state if the cgroup exists, and [`Observed::Gone`] if the cgroup does
-    /// not exist in any hierarchy. Returns `None` if the state is unknown, for one of these reasons:
+    /// Returns [`Observed::Present`] with the state if the cgroup exists, and [`Observed::Gone`] if the cgroup does not
+    /// exist in any hierarchy. Returns `None` if the state is unknown, for one of these reasons:
     ///
     /// - No hierarchy is mounted.
     /// - `cgroup_path` is the root, or lies outside this process's cgroup namespace.
-    /// - A directory or a file of the cpuset can't be read.
+    /// - The cpuset can't be read.
+    /// - The cgroup was found in no hierarchy, and its directory can't be read in one of them.
     #[must_use]
     pub fn read_cgroup(
         &self,

@@ -14,11 +14,13 @@ use crate::sys::errno::{from_io, is_gone};
 /// populated.
 const MAX_DIRECTORIES: usize = 256;
 
-/// A cache with which pjwd checks quickly whether a v1 cgroup is populated, that is, contains a process. For
-/// each v1 cgroup directory, the cache has the pid of one process in this cgroup or in a cgroup below it.
+/// A cache with which pjwd checks quickly whether a v1 cgroup is populated. A cgroup is populated if a process is in
+/// the cgroup or in a cgroup below it. For each v1 cgroup in which an earlier check has found such a process, the cache
+/// has the directory of the cgroup and the pid of the process.
 ///
-/// A v1 cgroup has no file that says whether the cgroup contains a process. Listing its processes takes time
-/// for each process. With the cache, pjwd reads only `/proc/PID/cgroup` of the cached process.
+/// A v1 cgroup has no file that says whether it is populated. Without the cache, pjwd would search the cgroup and the
+/// cgroups below it for a process. With the cache, pjwd reads `/proc/PID/cgroup` of the cached process, and searches
+/// only if this process has left the cgroup or has ended.
 #[derive(Debug, Default)]
 pub struct PopulatedCgroupCache(BTreeMap<PathBuf, u32>);
 
@@ -41,8 +43,8 @@ impl PopulatedCgroupCache {
         true
     }
 
-    /// Removes from this cache the entries for cgroup directories that no longer exist, to free memory. The entry for
-    /// the directory of a v1 cgroup has the pid of one process in this cgroup or in a cgroup below it.
+    /// Removes the entries of this cache whose cgroup directories no longer exist, to free memory. Each entry has the
+    /// directory of a v1 cgroup, and the pid of one process that was found in this cgroup or in a cgroup below it.
     pub fn forget_removed_cgroups(&mut self) {
         self.0.retain(|dir, _| dir.exists());
     }

@@ -32,9 +32,9 @@ pub struct CgroupWatch {
 
 impl CgroupWatch {
     /// Starts to watch the cgroup at `cgroup_path` for changes. Has no effect if the cgroup is already watched.
-    /// Otherwise calls `directories`, which must return the directories of the cgroup in all hierarchies. If
-    /// the kernel refuses to watch one of these directories, [`CgroupWatch::take_changed`] returns the cgroup
-    /// at each call, as if it had changed.
+    /// Otherwise calls `directories`, which must return the directories of the cgroup in all hierarchies. Ignores a
+    /// directory that does not exist. If the kernel refuses to watch one of the directories for another reason,
+    /// [`CgroupWatch::take_changed`] returns the cgroup at each call, as if it had changed.
     pub fn add(&mut self, cgroup_path: &str, directories: impl FnOnce() -> Vec<PathBuf>) {
         if self.watched.contains(cgroup_path) {
             return;
@@ -54,10 +54,10 @@ impl CgroupWatch {
         }
     }
 
-    /// Stops watching the cgroup at `cgroup_path`. Later changes of the cgroup are ignored. Call this function
-    /// only after the directories of the cgroup were removed in all hierarchies: the kernel ends an inotify
-    /// watch when the directory is removed. The inotify watch of a directory that still exists stays, and
-    /// continues to count against the user's limit of watches.
+    /// Stops watching the cgroup at `cgroup_path`, so that later changes of the cgroup are ignored. Call this function
+    /// only after the directories of the cgroup were removed in all hierarchies: the kernel ends an inotify watch when
+    /// its directory is removed. This function does not end the inotify watch of a directory that still exists. Such a
+    /// watch continues to count against the user's limit of inotify watches.
     pub fn remove(&mut self, cgroup_path: &str) {
         self.changed.remove(cgroup_path);
         self.watched.remove(cgroup_path);
@@ -77,8 +77,10 @@ impl CgroupWatch {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns whether a watched cgroup has changed since the last call of [`CgroupWatch::take_changed`].
-    /// Cgroups that the kernel refuses to watch do not count here, although `take_changed` returns them.
+    /// Returns whether inotify has reported a change of a watched cgroup since the last call of
+    /// [`CgroupWatch::take_changed`]. Also true if the kernel has dropped inotify events, because then each watched
+    /// cgroup has possibly changed. A change that the kernel can't report, because it refuses to watch the directory,
+    /// does not make the result true. `take_changed` returns the cgroup of such a directory at each call.
     pub fn has_changes(&mut self) -> bool {
         self.read_changes();
         !self.changed.is_empty()

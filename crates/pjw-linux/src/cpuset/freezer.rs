@@ -184,9 +184,10 @@ pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
 }
 
 /// Thaws each process in `processes` that was killed but has not ended. In cgroup v1, a killed process that is frozen
-/// ends only after it is thawed. A batch system that kills a frozen job would otherwise wait for the processes of the
-/// job without end. In cgroup v2, the kernel ends a killed process even if it is frozen, so this function has no effect
-/// there. The processes must belong to jobs that pjw has frozen. Returns the processes that were thawed.
+/// ends only after it is thawed. A batch system that kills a frozen job would otherwise wait forever for the processes
+/// of the job. To thaw a process, this function moves the process to the root cgroup of the freezer. In cgroup v2, the
+/// kernel ends a killed process even if it is frozen, so this function has no effect there. The processes must belong
+/// to jobs that pjw has frozen. Returns the processes that were thawed.
 pub fn thaw_killed_processes(processes: impl Iterator<Item = ProcessId>) -> Vec<ProcessId> {
     let killed: Vec<ProcessId> = processes.filter(|process| is_killed(process.pid)).collect();
     if killed.is_empty() {
