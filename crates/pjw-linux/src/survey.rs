@@ -44,10 +44,13 @@ fn is_enabled(path: &str) -> Option<bool> {
     trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the settings of the kernel and of this host that `pjwctl doctor` checks, such as the kernel release
-/// and the isolated CPUs. `online` is the set of online PUs (logical CPUs). The function reads the frequency
-/// governor of each of these PUs. The caller must set two fields of the result that this function does not
-/// determine: `in_container` (here false) and `incomplete_scan_reason` (here `None`).
+/// Reads the settings of the kernel and of this host that `pjwctl doctor` checks, such as the kernel release and the
+/// isolated CPUs. `online` is the set of online PUs (logical CPUs). The function reads the frequency governor of each
+/// of these PUs. The function also tests whether the kernel reports process events ([`probe::open_process_events`]),
+/// which can take 200 ms.
+///
+/// The caller must set two fields of the result that this function does not determine: `in_container` (here false) and
+/// `incomplete_scan_reason` (here `None`).
 #[must_use]
 pub fn read_host_facts(online: &CpuSet) -> HostFacts {
     let mounts = CgroupMounts::read();

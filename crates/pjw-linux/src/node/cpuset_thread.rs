@@ -10,9 +10,9 @@ use super::{CpusetThreadProblem, LinuxMachine};
 
 impl LinuxMachine {
     /// Starts a thread that makes all later changes of cpusets. Returns the id of the thread. With the thread,
-    /// [`change_cpusets`] waits for the changes no longer than its parameter `max_wait` says. If a change is not
-    /// complete then, its outcome is [`Delayed`]. Without the thread, [`change_cpusets`] always waits until all changes
-    /// are complete.
+    /// [`change_cpusets`] waits at most for the time in its parameter `max_wait`. A change that is not complete after
+    /// this time has the outcome [`Delayed`], and the thread goes on with the change. Without the thread,
+    /// [`change_cpusets`] always waits until all changes are complete.
     ///
     /// [`change_cpusets`]: pjw_core::ports::MachineInterface::change_cpusets
     /// [`Delayed`]: pjw_core::cpuset_group::CpusetOutcome::Delayed
@@ -49,8 +49,8 @@ impl LinuxMachine {
 
     /// Waits at most `max_wait` until all delayed changes of cpusets are complete, and returns whether all are
     /// complete. A change is delayed if it was not complete when [`change_cpusets`] returned, so that its outcome was
-    /// [`Delayed`]. Does not wait if the thread that makes the changes is blocked, that is, if it has completed nothing
-    /// for `max_wait` although work is pending.
+    /// [`Delayed`]. Does not wait if a system call blocks the thread that makes the changes: if work is pending, and
+    /// the thread has completed nothing for `max_wait`.
     ///
     /// [`change_cpusets`]: pjw_core::ports::MachineInterface::change_cpusets
     /// [`Delayed`]: pjw_core::cpuset_group::CpusetOutcome::Delayed
@@ -59,8 +59,8 @@ impl LinuxMachine {
     }
 
     /// Returns the problem of the thread that makes the changes of cpusets: a system call blocks the thread, or the
-    /// thread has ended. A system call counts as a problem when the thread has completed nothing for 20 s although work
-    /// is pending. `None` if there is no problem, or if [`LinuxMachine::start_cpuset_change_thread`] was not called.
+    /// thread has ended. The thread counts as blocked when it has completed nothing for 20 s although work is pending.
+    /// `None` if there is no problem, or if [`LinuxMachine::start_cpuset_change_thread`] was not called.
     pub fn cpuset_thread_problem(&mut self) -> Option<CpusetThreadProblem> {
         self.cpuset_changer.thread_problem()
     }

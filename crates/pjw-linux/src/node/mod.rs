@@ -185,11 +185,13 @@ impl LinuxMachine {
     }
 
     /// Configures how pjw changes cpusets. `own_cgroups` has the names of the cgroups that pjwd creates for jobs.
-    /// `affinity_persists` says whether the kernel keeps the affinity mask of a thread when a cpuset changes. The
-    /// default is true on Linux 6.2 and later, and false on older kernels. If `affinity_persists` is false, pjw assumes
-    /// that a change of a cpuset can reset the masks of threads outside this cpuset. pjw restores these masks after the
-    /// change. Must be called before [`LinuxMachine::start_cpuset_change_thread`], because this function ends a thread
-    /// that was started earlier.
+    /// `affinity_persists` says whether the kernel keeps the affinity mask of a thread when a cpuset changes. If it is
+    /// false, pjw assumes that a change of a cpuset can reset the masks of threads outside this cpuset, and restores
+    /// these masks after the change. Without a call of this function, `affinity_persists` is true on Linux 6.2 and
+    /// later, and false on older kernels.
+    ///
+    /// Call this function before [`LinuxMachine::start_cpuset_change_thread`]: it ends a thread that was started
+    /// earlier.
     ///
     /// # Errors
     /// If `/proc` can't be opened. The configuration then stays the same.

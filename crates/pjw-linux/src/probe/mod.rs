@@ -14,9 +14,9 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEventSocket, ProcEventsError};
 
-/// What the kernel allows this process to do: whether this process can set the affinity masks of all users'
-/// threads, and in which cgroup hierarchy it can create cpusets. [`probe_kernel_support`] determines these
-/// values.
+/// What the kernel allows this process to do: whether this process can set the affinity masks of all users' threads,
+/// and in which cgroup hierarchy it can create cpusets. Also contains a description of these results as text for the
+/// user. [`probe_kernel_support`] determines these values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSupport {
     /// Whether this process may set the affinity masks of threads of all users. If false, it may set only the
@@ -29,11 +29,11 @@ pub struct KernelSupport {
     pub descriptions: Vec<String>,
 }
 
-/// Determines what the kernel allows this process to do: whether this process can set the affinity masks of all
-/// users' threads, and in which cgroup hierarchy it can create cpusets. If there is such a hierarchy, the
-/// function tests it with temporary cpusets and a temporary process, and removes them before it returns.
-/// `own_cgroups` has the names of the cgroups in which pjwd creates the cpusets of jobs. The function creates
-/// the temporary cpusets in the same cgroups.
+/// Determines what the kernel allows this process to do: whether this process can set the affinity masks of all users'
+/// threads, and in which cgroup hierarchy it can create cpusets. Only root counts as able to set all masks. If there is
+/// a hierarchy for cpusets, the function tests it with temporary cpusets and a temporary process, and removes them
+/// before it returns. `own_cgroups` has the names of the cgroups in which pjwd creates the cpusets of jobs. The
+/// function creates the temporary cpusets in the same cgroups.
 #[must_use]
 pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     let can_set_all_masks = Uid::effective().is_root();
@@ -66,8 +66,9 @@ pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
     cpuset_support::find_cpuset_support(own_cgroups).0
 }
 
-/// Opens the socket on which the kernel reports process events (fork, exec and exit). From these events, pjwd
-/// learns of new processes without polling `/proc`.
+/// Opens the socket on which the kernel reports process events (fork, exec and exit). From these events, pjwd learns of
+/// new processes without polling `/proc`. As a test, starts threads, and waits at most 200 ms until the kernel reports
+/// the start of one of them.
 ///
 /// # Errors
 /// If process events are not available. The error is a sentence for the user that says why.
