@@ -78,13 +78,14 @@ impl ProcDir {
         Ok(parse_memory_counters(self.text()))
     }
 
-    /// Reads from `/proc/PID/numa_maps` how much memory the process `pid` uses on each NUMA node. Returns the
-    /// size in bytes by the number of the node. The time of this call grows with the size of the process,
-    /// because the kernel walks the page tables of the process.
+    /// Reads from `/proc/PID/numa_maps` how much memory the process `pid` uses on each NUMA node. Returns the size in
+    /// bytes by the number of the node. The time of this call grows with the size of the process, because the kernel
+    /// walks the page tables of the process. Reads at most the first 32 MiB of the file. The memory of later mappings
+    /// is left out.
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the process has ended, or if the kernel has no file `numa_maps` (`CONFIG_NUMA`).
-    /// `EACCES` if this user has no permission to read the file.
+    /// `ENOENT` or `ESRCH` if the process has ended, or if the kernel has no file `numa_maps` (`CONFIG_NUMA`). `EACCES`
+    /// if this user has no permission to read the file.
     pub fn read_memory_by_numa_node(&mut self, pid: Pid) -> Result<BTreeMap<u32, u64>, Errno> {
         let file = File::from(self.open_at(format_args!("{pid}/numa_maps"), OFlags::empty())?);
         let mut text = Vec::new();

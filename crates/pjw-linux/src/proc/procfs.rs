@@ -70,8 +70,9 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Returns the start address of the stack, which all processes of one address space share. `None` if the address
-    /// is 0 or 1, because the process has no memory or this user has no permission to read the address.
+    /// Returns the start address of the stack (`startstack` in proc_pid_stat(5)). The kernel stores this address once
+    /// for each address space, so it is the same for all processes that share an address space. `None` if the address
+    /// in the file is 0 or 1: the process has no memory, or this user has no permission to read the address.
     #[must_use]
     pub fn readable_stack_start(&self) -> Option<u64> {
         (self.stack_start > 1).then_some(self.stack_start)
@@ -120,7 +121,8 @@ impl ProcDir {
         Ok(numbers.into_iter().map(Pid).collect())
     }
 
-    /// Returns the ids of all threads of the process `pid`, with its first thread, in the order of the kernel's list.
+    /// Returns the ids of all threads of the process `pid`, including its first thread, in the order in which the
+    /// kernel lists them.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. Otherwise the error of reading the directory `/proc/PID/task`.

@@ -10,9 +10,9 @@ use super::procfs::parse_stat;
 use crate::sys::errno::{from_io, from_rustix};
 
 /// Sends the signal `signal` to the process `process`, which is identified by its pid and its start time. If the
-/// process has ended and another process has got its pid, the other process does not receive the signal. Except: a
-/// kernel before Linux 5.3 has no pidfds. On such a kernel, the other process receives the signal if it gets the pid
-/// after this function has checked the start time.
+/// process has ended, a new process with the same pid does not receive the signal. On a kernel before Linux 5.3, which
+/// has no pidfds, this is not certain: the signal goes to the new process if the pid passes to it after this function
+/// has checked the start time.
 ///
 /// # Errors
 /// `ESRCH` if the process has ended. `EPERM` if the process belongs to another user, and the calling process lacks

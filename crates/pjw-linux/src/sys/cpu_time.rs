@@ -38,12 +38,12 @@ struct Sample {
 }
 
 impl CpuTimeSampler {
-    /// Returns the CPU time that `processes` have used since the previous call of this function. Only processes
-    /// that were also in the previous call count, so the first call returns 0. A process that has ended since
-    /// the previous call adds no time.
+    /// Returns the CPU time that `processes` have used since the previous call of this function. Only processes that
+    /// were also passed to the previous call count, so the first call returns 0. A process that has ended since the
+    /// previous call adds no time.
     ///
-    /// `cpu_time_of` must return the CPU time of a process since its start, or `None` if the process has ended.
-    /// Callers pass [`process_cpu_time`], or another function for simulated processes.
+    /// `cpu_time_of` must return the CPU time of a process since its start, or `None` if the process has ended. Callers
+    /// pass [`process_cpu_time`], or another function for simulated processes.
     pub fn sample(
         &mut self,
         processes: impl IntoIterator<Item = ProcessId>,

@@ -63,7 +63,7 @@ pub fn scheduling_policy(tid: Tid) -> Result<SchedulingPolicy, Errno> {
 /// # Errors
 /// `ESRCH` if the thread has ended. `EPERM` in these cases:
 ///
-/// - The process has neither `CAP_SYS_NICE` nor a sufficient `RLIMIT_RTPRIO`.
+/// - The calling process has neither `CAP_SYS_NICE` nor a sufficient `RLIMIT_RTPRIO`.
 /// - `cpu.rt_runtime_us` is 0 for the cgroup of the thread. This file of the v1 controller `cpu` exists on
 ///   kernels with `CONFIG_RT_GROUP_SCHED`.
 /// - A seccomp filter refuses the call.
@@ -129,7 +129,7 @@ fn parameters(priority: libc::c_int) -> libc::sched_param {
 ///   sleeps, not when the policy changes.
 /// - Otherwise the error of sigaction(2), getrlimit(2) or setrlimit(2).
 ///
-/// After any error, the soft limit is unchanged.
+/// After any error, the soft limit is unchanged. The signal handler possibly stays installed.
 pub fn limit_realtime_run_time(max_run_time: Duration) -> Result<Duration, Errno> {
     // The handler must be there before the limit: the default action of SIGXCPU ends the process.
     let action =

@@ -54,8 +54,8 @@ pub struct SocketManager {
 }
 
 impl SocketManager {
-    /// Returns the process with the pid `pid` as the service manager (such as systemd) that passed the listening socket
-    /// `listener` to this process. `None` if the process `pid` does not have the socket open, and so is not this
+    /// Makes a value for the service manager (such as systemd) with the pid `pid`, which passed the listening socket
+    /// `listener` to this process. `None` if the process `pid` does not have this socket open: then it is not the
     /// service manager. Also `None` if the descriptors of the process can't be read.
     #[must_use]
     pub fn new(pid: u32, listener: &UnixListener) -> Option<Self> {
