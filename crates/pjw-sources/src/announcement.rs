@@ -199,21 +199,21 @@ pub fn from_openpbs_task_environment(
     pbs_job(&[id], Err(HookInputError::CountNotProvided(JobSource::Pbs)))
 }
 
-/// Reads the description of a job from `environment`: the environment in which Grid Engine runs its prolog, its
-/// epilog and its starter method. `host` describes this machine.
+/// Reads the description of a job from `environment`: the environment in which Grid Engine runs its prolog, its epilog
+/// and its starter method. `host` describes this machine.
 ///
-/// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog or
-/// epilog. Pass `None` if the command line does not contain `$job_owner`. The field `owner` of the result is an
-/// error then.
+/// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog or epilog.
+/// Pass `None` if the command line does not contain `$job_owner`. The field `owner` of the result is an error then.
 ///
-/// `hostfile_text` is the content of the file whose path is in the variable `PE_HOSTFILE`. This file lists the
-/// slots of the job on each of its machines. Pass `None` if the job has no such file. The number of cores is
-/// then read from `environment`, which has only the total for all machines. So if the job has several machines,
-/// the field `cpu_request` of the result is an error.
+/// `hostfile_text` is the content of the file whose path is in the variable `PE_HOSTFILE`. This file lists the slots of
+/// the job on each of its machines. The number of cores is the number of slots on this machine, but at most the total
+/// in `environment`. Pass `None` if the job has no such file. The number of cores is then the total in `environment`.
+/// This total is for all machines of the job, so the field `cpu_request` of the result is an error if the job has
+/// several machines.
 ///
 /// # Errors
-/// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
-/// and the field `owner` or `cpu_request` of the result is an error.
+/// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds, and the
+/// field `owner` or `cpu_request` of the result is an error.
 pub fn from_sge(
     environment: &BatchAttributes,
     host: &LocalHost,
@@ -238,14 +238,19 @@ pub fn from_sge(
     })
 }
 
-/// Reads the description of a job from `environment`: the environment in which HTCondor runs its preparation
-/// hook and its job wrapper. `machine_ad` and `job_ad` are the texts of the files whose paths are in the
-/// variables `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD`. A text is empty if there is no such file. pjw makes the
-/// job id from the name of the job's slot. A slot is HTCondor's share of a machine for one job.
+/// Reads the description of a job from the data that HTCondor gives to its preparation hook and its job wrapper:
+///
+/// - `environment` has the name of the job's slot (`_CONDOR_SLOT`), from which pjw makes the job id. A slot is
+///   HTCondor's share of a machine for one job.
+/// - `machine_ad` is the text of the file whose path is in the variable `_CONDOR_MACHINE_AD`. It has the number of
+///   cores, and the full name of the slot.
+/// - `job_ad` is the text of the file whose path is in the variable `_CONDOR_JOB_AD`. It has the owner.
+///
+/// Pass an empty text for a file that does not exist.
 ///
 /// # Errors
-/// If the environment contains no valid name of a slot. Without a valid owner or number of cores, the call
-/// succeeds, and the field `owner` or `cpu_request` of the result is an error.
+/// If the environment contains no valid name of a slot. Without a valid owner or number of cores, the call succeeds,
+/// and the field `owner` or `cpu_request` of the result is an error.
 pub fn from_condor(
     environment: &BatchAttributes,
     machine_ad: &str,

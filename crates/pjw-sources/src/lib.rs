@@ -84,21 +84,24 @@ pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
-/// Finds the jobs to which a process possibly belongs, and the role of the process in its batch system. For
-/// example, the role is launcher for a daemon whose child processes belong to jobs. `comm` is the program name
-/// of the process. `attributes` has the cgroups, environment and command line of the process. `host` describes
-/// this machine. Only the batch systems in `enabled_systems` are considered.
+/// Finds out what the attributes of a process say about jobs. The result has the jobs to which the process possibly
+/// belongs, and the role of the process in its batch system. For example, the role is launcher for a daemon whose child
+/// processes belong to jobs. The result also has the PUs (logical CPUs) on which `pjwctl spawn` started the process or
+/// an ancestor of the process.
 ///
-/// The result contains a reference ([`JobReference`]) to each job that was found. Each reference comes from an
-/// attribute of the process that contains the id of the job. The references are in this order:
-/// 1. The job that the cgroup path names. If several directories of the path have the form of a job's
-///    directory, the outermost one counts. The directories below could be forged: a user can create directories
-///    below the directory of a job, and can name them like the directory of another job.
-/// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the
-///    cgroup path names another job of the same batch system.
+/// `comm` is the program name of the process. `attributes` has its cgroups, its environment and its command line.
+/// `host` describes this machine. Only the batch systems in `enabled_systems` are considered.
 ///
-/// The number of cores in a reference comes from the environment variables. There are no references if the process
-/// is in a cgroup that a batch system uses only for its own processes.
+/// The result contains a reference ([`JobReference`]) for each attribute of the process that contains the id of a job.
+/// If two attributes name the same job, the result has two references to this job. The references are in this order:
+/// 1. The job that the cgroup path names. If several directories of the path have the form of a job's directory, the
+///    outermost one counts. The directories below could be forged: a user can create directories below the directory of
+///    a job, and can name them like the directory of another job.
+/// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the cgroup path
+///    names another job of the same batch system.
+///
+/// The number of cores in a reference comes from the environment variables. There are no references if the process is
+/// in a cgroup that a batch system uses only for its own processes.
 #[must_use]
 pub fn recognise_jobs(
     comm: &Comm,

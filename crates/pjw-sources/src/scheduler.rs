@@ -126,10 +126,12 @@ impl Scheduler {
     }
 
     /// Describes how this scheduler (a batch system or container orchestrator) binds jobs to cores, and what this means
-    /// for pjwd. `pjwctl doctor` shows the result. `config_texts` has the texts of `config_files`, in the same order. The
-    /// text of a missing file is empty. Pass `None` if the first file can't be read. The result then says that the
-    /// binding is unknown. Also pass `None` for a scheduler without configuration files. pjw knows the binding of such
-    /// a scheduler without reading files, and the result describes this binding.
+    /// for pjwd. `pjwctl doctor` shows the result. `config_texts` has the texts of `config_files`, in the same order.
+    /// The text of a missing file is empty. `config_texts` is `None` in two cases:
+    ///
+    /// - The first of the files can't be read. The result then says that the binding is unknown.
+    /// - The scheduler has no configuration files. The result then describes the binding that pjw assumes for this
+    ///   scheduler.
     #[must_use]
     pub fn describe_core_binding(&self, config_texts: Option<&[String]>) -> DetectedBatchSystem {
         let (binding, effect_on_pjw) = match (config_texts, self.config_files.first()) {

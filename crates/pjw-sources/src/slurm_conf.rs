@@ -25,8 +25,12 @@ pub struct SlurmConf {
 
 impl SlurmConf {
     /// Reads the settings from the texts of Slurm's files `slurm.conf` and `cgroup.conf`. `slurm_conf` is `None` if
-    /// this file is missing. `cgroup_conf` is empty if that file is missing. An included file is not read: if a file has
-    /// an `Include`, those of its settings that its own text does not show count as unknown.
+    /// this file is missing. Its plugins are then unknown. `cgroup_conf` is empty if that file is missing. Slurm's
+    /// defaults then apply.
+    ///
+    /// Files that these texts include (`Include`) are not read. So a field of the result is `None` if its setting is
+    /// missing in a text that includes other files. `has_sluid_directories` can't be `None`: Slurm's default applies if
+    /// a setting is missing.
     #[must_use]
     pub fn parse(slurm_conf: Option<&str>, cgroup_conf: &str) -> Self {
         let has_task_plugin =
@@ -45,7 +49,8 @@ impl SlurmConf {
     }
 
     /// Returns whether Slurm gives each job a cpuset of its own. This requires `ConstrainCores=yes` and the plugin
-    /// `task/cgroup`. `None` if a file that was not read decides it.
+    /// `task/cgroup`. `None` if this can't be determined: one of the two settings is possibly in an included file, or
+    /// `slurm.conf` is missing.
     #[must_use]
     pub fn gives_cpusets(&self) -> Option<bool> {
         match (self.constrains_cores, self.has_task_cgroup) {

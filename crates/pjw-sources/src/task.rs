@@ -25,12 +25,12 @@ pub struct SlurmTaskCpus {
     pub task_count: u32,
 }
 
-/// Reads the CPU counts of a Slurm task (a process of a parallel job) from `attributes`, the environment of the
-/// task. `host` describes this machine.
+/// Reads the CPU counts of a Slurm task (a process of a parallel job) from `attributes`, the environment of the task.
+/// `host` describes this machine.
 ///
-/// The task can also be a batch script. The programs that the script starts inherit its environment, and can
-/// together use all CPUs of the job. So for a batch script, `step_cpus` and `task_count` in the result are the
-/// numbers of the whole job on this machine.
+/// `attributes` can also be the environment of a batch script. The fields `step_cpus` and `task_count` of the result
+/// are then the numbers of the whole job on this machine. The reason: the programs that the script starts inherit its
+/// environment, and together they can use all CPUs of the job.
 #[must_use]
 pub fn read_slurm_task_cpus(attributes: &BatchAttributes, host: &LocalHost) -> SlurmTaskCpus {
     const VARIABLES: &[&str] = &[
