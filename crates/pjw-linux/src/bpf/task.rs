@@ -40,7 +40,7 @@ pub struct OwnerRunTime {
     pub pu: Pu,
     /// For how long threads of the owner have run on the PU, or have waited for a thread at idle priority there.
     pub run_time: Duration,
-    /// Whether a thread of the owner runs on the PU now, or waits for such a thread.
+    /// Whether a thread of the owner runs on the PU now, or waits there for a thread at idle priority.
     pub is_running: bool,
 }
 
