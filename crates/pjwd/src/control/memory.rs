@@ -230,7 +230,7 @@ impl ControlService {
     ) -> Result<ProcessesToRead, CallError> {
         let is_sample = kind == ReadingKind::NodeSample;
         let query = if is_sample {
-            let order = self.memory_records.borrow_mut().node_findings_mut(id, since).next_order();
+            let order = self.memory_records.borrow_mut().remote_numa_findings_mut(id, since).next_order();
             Query::ProcessesToSample { job: id.clone(), order }
         } else {
             Query::MemberProcesses(id.clone())
@@ -240,7 +240,10 @@ impl ControlService {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()));
         };
         if is_sample {
-            self.memory_records.borrow_mut().node_findings_mut(id, since).begin_sample(&job.processes);
+            self.memory_records
+                .borrow_mut()
+                .remote_numa_findings_mut(id, since)
+                .record_chosen_processes(&job.processes);
         }
         Ok(job)
     }

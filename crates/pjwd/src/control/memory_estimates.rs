@@ -154,7 +154,7 @@ impl ControlService {
             && self.published_job(id).is_ok_and(|now| now.since == job.since)
         {
             let mut records = self.memory_records.borrow_mut();
-            let findings = records.node_findings_mut(id, &job.since);
+            let findings = records.remote_numa_findings_mut(id, &job.since);
             findings.record(by_node, &remote, reading.at.since_boot);
         }
         reading.cost

@@ -42,7 +42,8 @@ impl ControlService {
     /// so is one without hot threads: nothing waits for its memory.
     pub(super) async fn sampled_remote_numa_memory(&self, id: &JobId) -> Vec<RemoteNumaMemory> {
         let now = clock::now().since_boot;
-        let confirmed = self.memory_records.borrow().node_findings(id).map(|found| found.confirmed(now));
+        let confirmed =
+            self.memory_records.borrow().remote_numa_findings(id).map(|found| found.confirmed(now));
         let confirmed = confirmed.unwrap_or_default();
         let by_node = confirmed.iter().map(|(process, memory)| (process.pid, memory.clone())).collect();
         let mut remote = self.find_remote_numa_memory(id, by_node).await.unwrap_or_default();

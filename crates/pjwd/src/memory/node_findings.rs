@@ -34,7 +34,7 @@ pub struct SampleOrder {
 
 /// The findings of the samples of one job, and the order of the next sample.
 #[derive(Debug, Default)]
-pub struct NodeFindings {
+pub struct RemoteNumaFindings {
     found: BTreeMap<ProcessId, NodeFinding>,
     last_in_turn: Option<ProcessId>,
     /// The time between the last two samples of the job.
@@ -62,7 +62,7 @@ fn time_between(earlier: Nanos, later: Nanos) -> Duration {
     Duration::from_nanos(later.0.saturating_sub(earlier.0))
 }
 
-impl NodeFindings {
+impl RemoteNumaFindings {
     /// Returns the time after which a finding is forgotten.
     fn max_age(&self) -> Duration {
         (self.interval * 5 / 2).clamp(MIN_MAX_AGE, LONGEST_MAX_AGE)
@@ -78,8 +78,8 @@ impl NodeFindings {
     }
 
     /// Stores where the turns of the next sample begin. `chosen` are the processes of the present sample, which were
-    /// chosen in the order that [`NodeFindings::next_order`] returned.
-    pub fn begin_sample(&mut self, chosen: &[JobProcess]) {
+    /// chosen in the order that [`RemoteNumaFindings::next_order`] returned.
+    pub fn record_chosen_processes(&mut self, chosen: &[JobProcess]) {
         let last = chosen.iter().rfind(|process| !self.found.contains_key(&process.id));
         self.last_in_turn = last.map(|process| process.id).or(self.last_in_turn);
     }
@@ -146,20 +146,20 @@ mod tests {
     }
 
     /// Records a sample of the processes with the pids `sampled`, which found the processes `found`.
-    fn record(findings: &mut NodeFindings, second: u64, sampled: &[u32], found: &[ProcessId]) {
+    fn record(findings: &mut RemoteNumaFindings, second: u64, sampled: &[u32], found: &[ProcessId]) {
         let memory = MemoryByNode::from_sample([(1, 1 << 30)].into(), 1 << 30);
         let sampled = sampled.iter().map(|&pid| (Pid(pid), memory.clone())).collect();
         let found: Vec<RemoteNumaMemory> = found.iter().copied().map(remote).collect();
         findings.record(sampled, &found, at(second));
     }
 
-    fn confirmed(findings: &NodeFindings, second: u64) -> Vec<u32> {
+    fn confirmed(findings: &RemoteNumaFindings, second: u64) -> Vec<u32> {
         findings.confirmed(at(second)).keys().map(|id| id.pid.0).collect()
     }
 
     #[test]
     fn only_two_samples_in_a_row_are_a_finding() {
-        let mut findings = NodeFindings::default();
+        let mut findings = RemoteNumaFindings::default();
         record(&mut findings, 0, &[7, 8], &[process(7)]);
         assert_eq!(confirmed(&findings, 0), [0; 0], "one sample");
         record(&mut findings, 60, &[7, 8], &[process(8)]);
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_process_that_was_not_sampled_this_time_stays_known_for_about_two_minutes() {
-        let mut findings = NodeFindings::default();
+        let mut findings = RemoteNumaFindings::default();
         record(&mut findings, 0, &[7], &[process(7)]);
         record(&mut findings, 60, &[7], &[process(7)]);
         record(&mut findings, 120, &[8], &[]);
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn samples_that_follow_each_other_slowly_confirm_a_finding_too() {
-        let mut findings = NodeFindings::default();
+        let mut findings = RemoteNumaFindings::default();
         for second in [0, 200, 400] {
             record(&mut findings, second, &[7], &[process(7)]);
             assert_eq!(confirmed(&findings, second).len(), usize::from(second > 0));
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn many_processes_that_were_found_leave_places_for_others_and_unconfirmed_ones_come_first() {
-        let mut findings = NodeFindings::default();
+        let mut findings = RemoteNumaFindings::default();
         let pids: Vec<u32> = (1..=16).collect();
         let found: Vec<ProcessId> = pids.iter().copied().map(process).collect();
         record(&mut findings, 0, &pids, &found);
@@ -210,18 +210,18 @@ mod tests {
 
     #[test]
     fn processes_that_were_found_come_first_and_do_not_change_the_turns() {
-        let mut findings = NodeFindings::default();
+        let mut findings = RemoteNumaFindings::default();
         let chosen = |pids: &[u32]| -> Vec<JobProcess> {
             pids.iter().map(|&pid| JobProcess::from(process(pid))).collect()
         };
         assert_eq!(findings.next_order(), SampleOrder::default());
-        findings.begin_sample(&chosen(&[1, 2, 3]));
+        findings.record_chosen_processes(&chosen(&[1, 2, 3]));
         record(&mut findings, 0, &[1, 2, 3], &[process(3)]);
         let after = |pid| SampleOrder { first: [process(3)].into(), after: Some(process(pid)) };
         assert_eq!(findings.next_order(), after(3));
-        findings.begin_sample(&chosen(&[3, 4, 5]));
+        findings.record_chosen_processes(&chosen(&[3, 4, 5]));
         assert_eq!(findings.next_order(), after(5));
-        findings.begin_sample(&chosen(&[3]));
+        findings.record_chosen_processes(&chosen(&[3]));
         assert_eq!(findings.next_order(), after(5), "only processes that were found");
     }
 }

@@ -10,7 +10,7 @@ use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use pjw_core::time::{Nanos, UnixMillis};
 
-use super::node_findings::NodeFindings;
+use super::node_findings::RemoteNumaFindings;
 use super::reading::{JobMemoryReading, ReadingKind};
 
 /// The number of readings that are kept of each job: two hours with one reading in 30 s.
@@ -62,7 +62,7 @@ struct JobRecord {
     largest: u64,
     /// The result of the latest reading that observed the threads.
     map_lock_waits: Vec<MmapLockWaits>,
-    node_findings: NodeFindings,
+    node_findings: RemoteNumaFindings,
     shortage: Option<PredictedMemoryShortage>,
 }
 
@@ -172,13 +172,13 @@ impl MemoryRecords {
 
     /// Returns what the samples of the pages of the job `job` found, to change it. `job_start_time` is the start time
     /// of the job, as in [`MemoryRecords::remove_earlier_job`].
-    pub fn node_findings_mut(&mut self, job: &JobId, job_start_time: &str) -> &mut NodeFindings {
+    pub fn remote_numa_findings_mut(&mut self, job: &JobId, job_start_time: &str) -> &mut RemoteNumaFindings {
         &mut self.record_of(job, job_start_time).node_findings
     }
 
     /// Returns what the samples of the pages of the job `job` found. `None` if nothing about the job is stored.
     #[must_use]
-    pub fn node_findings(&self, job: &JobId) -> Option<&NodeFindings> {
+    pub fn remote_numa_findings(&self, job: &JobId) -> Option<&RemoteNumaFindings> {
         self.jobs.get(job).map(|record| &record.node_findings)
     }
 
@@ -394,11 +394,11 @@ mod tests {
     fn the_findings_of_samples_are_kept_beside_readings_until_the_end_of_the_job() {
         let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let mut records = MemoryRecords::default();
-        records.node_findings_mut(&job(), "12:00").begin_sample(&[process.into()]);
+        records.remote_numa_findings_mut(&job(), "12:00").record_chosen_processes(&[process.into()]);
         records.add(&job(), "12:00", reading(1, GIB, GIB));
-        let turn = |records: &MemoryRecords| Some(records.node_findings(&job())?.next_order().after);
+        let turn = |records: &MemoryRecords| Some(records.remote_numa_findings(&job())?.next_order().after);
         assert_eq!(turn(&records), Some(Some(process)));
-        assert_eq!(records.node_findings_mut(&job(), "12:05").next_order().after, None, "another job");
+        assert_eq!(records.remote_numa_findings_mut(&job(), "12:05").next_order().after, None, "another job");
         records.remove_earlier_job(&job(), "12:10");
         assert_eq!(turn(&records), None);
     }
