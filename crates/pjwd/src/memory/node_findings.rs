@@ -2,8 +2,8 @@
 //! nodes than their hot threads.
 //!
 //! A sample is an estimate, and the PU on which a thread last ran is that of one moment. So a finding is confirmed only
-//! when two samples in a row of the process had it. A sample has only some processes of a large job. Some places are for
-//! processes that were found, and the others follow in turns.
+//! when two samples in a row of the process had it. A sample has only some processes of a large job. Some places are
+//! for processes that were found, and the others follow in turns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,25 +14,31 @@ use pjw_core::time::Nanos;
 
 use super::reading::JobProcess;
 
-/// A finding is forgotten after the time of two and a half samples. A job is sampled once a minute, and less often if the
-/// samples of all jobs would use more than their share of a PU (logical CPU).
+/// The shortest time after which a finding is forgotten: two and a half times the usual minute between two samples of a
+/// job. A job is sampled less often if the samples of all jobs would use more than their share of a PU (logical CPU).
 const MIN_MAX_AGE: Duration = Duration::from_secs(150);
 /// The longest time after which a finding is forgotten: no sample is made while the job has no hot threads.
 const LONGEST_MAX_AGE: Duration = Duration::from_secs(600);
 /// The largest number of found processes that come before the others. The sample has as many places for others.
 const MAX_FIRST: usize = 8;
 
-/// Which processes of a job a sample takes first.
+/// The order in which processes of a job are chosen for a sample of the pages of the job. A sample has places for only
+/// some processes of a large job. It finds the processes with most of their memory on other NUMA nodes than their hot
+/// threads. A thread is hot if it runs or waits for a PU (logical CPU) most of the time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SampleOrder {
-    /// The processes that come before all others: an earlier sample found them. At most 8.
+    /// The processes that are chosen before all others: at most 8. An earlier sample found most of their memory on
+    /// other NUMA nodes than their hot threads. The next sample checks this again.
     pub first: BTreeSet<ProcessId>,
-    /// The last process of the previous sample, except those in `first`. Among processes with as many hot threads, the
-    /// sample begins after this process. `None` in the first sample.
+    /// The last process that was chosen for an earlier sample because it was next in order, and not because an earlier
+    /// sample had found remote memory. Of processes with the same number of hot threads, those with a greater id than
+    /// this process come first. `None` if there is no such process yet.
     pub after: Option<ProcessId>,
 }
 
-/// The findings of the samples of one job, and the order of the next sample.
+/// The results of the samples of the pages of one job. They say which processes of the job have most of their memory on
+/// other NUMA nodes than their hot threads. A thread is hot if it runs or waits for a PU (logical CPU) most of the
+/// time. Also says in which order the processes for the next sample are chosen.
 #[derive(Debug, Default)]
 pub struct RemoteNumaFindings {
     found: BTreeMap<ProcessId, NodeFinding>,
@@ -68,7 +74,7 @@ impl RemoteNumaFindings {
         (self.interval * 5 / 2).clamp(MIN_MAX_AGE, LONGEST_MAX_AGE)
     }
 
-    /// Returns which processes the next sample takes first.
+    /// Returns the order in which the processes for the next sample must be chosen.
     #[must_use]
     pub fn next_order(&self) -> SampleOrder {
         let mut found: Vec<_> = self.found.iter().collect();
@@ -77,16 +83,21 @@ impl RemoteNumaFindings {
         SampleOrder { first, after: self.last_in_turn }
     }
 
-    /// Stores where the turns of the next sample begin. `chosen` are the processes of the present sample, which were
-    /// chosen in the order that [`RemoteNumaFindings::next_order`] returned.
+    /// Stores which processes were chosen for a sample, so that the next sample continues with other processes. Must be
+    /// called before [`RemoteNumaFindings::record`] for the same sample. `chosen` are the processes, in the order that
+    /// [`RemoteNumaFindings::next_order`] returned.
     pub fn record_chosen_processes(&mut self, chosen: &[JobProcess]) {
         let last = chosen.iter().rfind(|process| !self.found.contains_key(&process.id));
         self.last_in_turn = last.map(|process| process.id).or(self.last_in_turn);
     }
 
-    /// Stores the result of a sample that began at the time `at`, in ns since boot. `sampled` has the memory of each
-    /// process of which the sample says anything. `remote` are those of them with most of the memory on other NUMA
-    /// nodes than their hot threads. The earlier finding about another process is kept for two and a half samples.
+    /// Stores the result of a sample that began at the time `at`, in ns since boot. `sampled` has the memory on each
+    /// NUMA node for each process of which the sample has enough pages. `remote` lists those of these processes that
+    /// have most of their memory on other NUMA nodes than their hot threads.
+    ///
+    /// Earlier results about the processes in `sampled` are replaced. Earlier results about other processes are dropped
+    /// only if they are older than two and a half times the interval between the last two samples of the job. This
+    /// limit is at least 150 s and at most 600 s.
     pub fn record(
         &mut self,
         mut sampled: BTreeMap<Pid, MemoryByNode>,
@@ -107,9 +118,11 @@ impl RemoteNumaFindings {
         }
     }
 
-    /// Returns the processes that two samples in a row found, each with its memory by the last sample. `now` is the
-    /// current time in ns since boot. Leaves out findings older than two and a half samples. The processes may have
-    /// ended.
+    /// Returns the processes for which the last two samples of the process gave the same result: most of the memory is
+    /// on other NUMA nodes than the hot threads. The value of each process is its memory on each NUMA
+    /// node, from the last sample of the process. `now` is the current time in ns since boot. Leaves out results that
+    /// are too old: the limit is the one in [`RemoteNumaFindings::record`]. Processes that have ended since are not
+    /// left out.
     #[must_use]
     pub fn confirmed(&self, now: Nanos) -> BTreeMap<ProcessId, MemoryByNode> {
         let max_age = self.max_age();

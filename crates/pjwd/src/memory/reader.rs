@@ -127,8 +127,9 @@ pub struct MemoryReader {
     pub turns: MemoryReaderQueue,
 }
 
-/// The threads that measure memory. There is one for each sort of measurements, so that none waits for another: a
-/// reading of pages may take minutes. Each sort also has its own limit on the threads that wait for locks.
+/// The background threads that measure the memory use of jobs. There is one thread for walks over all pages, one for
+/// samples of pages, and one for all other measurements. So the short measurements do not wait for a
+/// walk over pages, which can take minutes.
 #[derive(Debug, Default)]
 pub struct MemoryReaders {
     pages: MemoryReader,
@@ -137,7 +138,7 @@ pub struct MemoryReaders {
 }
 
 impl MemoryReaders {
-    /// Returns the thread that makes readings of the kind `kind`.
+    /// Returns the background thread that measures the memory use of jobs by the method `kind`.
     #[must_use]
     pub fn reader_of(&self, kind: ReadingKind) -> &MemoryReader {
         match kind {
@@ -161,11 +162,15 @@ impl Default for MemoryReader {
 }
 
 impl MemoryReader {
-    /// Requests that the background thread measures the memory use of a job by the method `kind`. `job` has the
-    /// processes of the job and its idle PUs (logical CPUs). The thread then runs on these PUs, or, if there are none,
-    /// where the control server runs. `owner` is the user id of the job's owner. The returned future waits for the
-    /// result. If `watches_threads` is true, the measurement also finds threads of the job that wait for one another to
-    /// map or unmap memory ([`measure_job_memory`]).
+    /// Requests a measurement of the memory use of a job from the background thread. The returned future waits for the
+    /// result.
+    ///
+    /// - `owner` is the user id of the job's owner.
+    /// - `job` has the processes of the job and its idle PUs (logical CPUs). During the measurement, the background
+    ///   thread runs on these PUs. If the job has no idle PUs, the thread runs where the control server runs.
+    /// - `kind` is the method of the measurement.
+    /// - If `watches_threads` is true, the measurement also finds threads of the job that wait for one another to map
+    ///   or unmap memory ([`measure_job_memory`]).
     ///
     /// The caller must keep the `Arc` behind `wanted` for as long as the result is wanted. When the last clone of this
     /// `Arc` has been dropped, the background thread skips the request. If the thread is already reading the pages of
@@ -177,9 +182,9 @@ impl MemoryReader {
     /// - [`ReadingError::NoThread`] if the background thread can't be started or has ended.
     /// - [`ReadingError::Blocked`] if the thread waited for at least 5 s for the memory lock of a process
     ///   (`mmap_lock`). Later measurements run on a new thread. They leave out this process until the lock is released.
-    /// - [`ReadingError::TooManyBlocked`] if too many threads already wait for such locks. At most 8 threads may wait.
-    ///   If `n` of them wait for processes of the jobs of `owner`, a further thread is allowed only if at most `7 - n`
-    ///   threads wait in total. So the jobs of one user can't block all 8 threads.
+    /// - [`ReadingError::TooManyBlocked`] if too many former background threads still wait for such locks. The threads
+    ///   that wait for processes of `owner` count twice, and all others once. The limit is reached at 8. So processes
+    ///   of one user can't use up the whole limit, and measurements of other users' jobs remain possible.
     /// - The errors of [`measure_job_memory`].
     pub fn request_reading(
         &self,

@@ -170,13 +170,15 @@ impl MemoryRecords {
         self.jobs.entry(job.clone()).or_insert_with(new_record)
     }
 
-    /// Returns what the samples of the pages of the job `job` found, to change it. `job_start_time` is the start time
-    /// of the job, as in [`MemoryRecords::remove_earlier_job`].
+    /// Returns a mutable reference to the results of the samples of the pages of the job `job`. If nothing is stored
+    /// about the job yet, adds an empty record first. `job_start_time` is the start time of the job, as in
+    /// [`MemoryRecords::remove_earlier_job`]. What is stored about an earlier job with the same id is removed.
     pub fn remote_numa_findings_mut(&mut self, job: &JobId, job_start_time: &str) -> &mut RemoteNumaFindings {
         &mut self.record_of(job, job_start_time).node_findings
     }
 
-    /// Returns what the samples of the pages of the job `job` found. `None` if nothing about the job is stored.
+    /// Returns the results of the samples of the pages of the job `job`: which of its processes have most of their
+    /// memory on other NUMA nodes than their hot threads. `None` if nothing about the job is stored.
     #[must_use]
     pub fn remote_numa_findings(&self, job: &JobId) -> Option<&RemoteNumaFindings> {
         self.jobs.get(job).map(|record| &record.node_findings)

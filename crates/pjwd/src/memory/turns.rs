@@ -16,8 +16,8 @@ pub enum TurnRequester {
     Daemon,
 }
 
-/// The error of [`MemoryReaderQueue::wait_for_turn`]: the user already has the maximum number of calls that wait for a memory
-/// measurement.
+/// The error of [`MemoryReaderQueue::wait_for_turn`]: the user already has the maximum number of calls that wait for a
+/// memory measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{waiting} of your calls wait for readings of memory already, which are made one after the other: try again when one of \
@@ -35,8 +35,8 @@ pub struct TooManyWaiting {
 pub struct MemoryReaderQueue(Rc<RefCell<Queue>>);
 
 /// The right to use a memory reader thread, which measures the memory use of jobs. Each memory reader thread has a
-/// [`MemoryReaderQueue`] of its own, which gives out one turn at a time. When this value is dropped, the next call that waits
-/// in [`MemoryReaderQueue::wait_for_turn`] gets a turn.
+/// [`MemoryReaderQueue`] of its own, which gives out one turn at a time. When this value is dropped, the next call that
+/// waits in [`MemoryReaderQueue::wait_for_turn`] gets a turn.
 #[derive(Debug)]
 pub struct Turn(Rc<RefCell<Queue>>);
 

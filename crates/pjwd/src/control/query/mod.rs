@@ -299,14 +299,19 @@ fn hot_processes<'a>(state: &'a WardenState, id: &'a JobId) -> Vec<(usize, &'a M
     counted.collect()
 }
 
-/// Returns the processes of the job `id` of whose pages a sample is taken, to find memory that is on another NUMA node
-/// than the hot threads: at most 16. A thread is hot if it runs or waits for a PU (logical CPU) most of the time. First
-/// come the processes in [`SampleOrder::first`], then those with the most hot threads, and among equals those that
-/// follow [`SampleOrder::after`]. Of processes that share an address space, only one is in the result, and the threads
-/// of all count.
+/// Chooses at most 16 processes of the job `id`, for the next sample of the pages of the job. The sample finds
+/// processes with most of their memory on other NUMA nodes than their hot threads. A thread is hot if it runs or waits
+/// for a PU (logical CPU) most of the time. Processes without hot threads, or with a thread in uninterruptible sleep
+/// (state `D`), are not chosen.
+///
+/// `order` says which processes come first: those in [`SampleOrder::first`], and then those with the most hot threads.
+/// Of processes with the same number of hot threads, those with an id greater than [`SampleOrder::after`] come first.
+/// If several processes share one address space, at most one of them is chosen. Its number of hot threads is then the
+/// sum over all these processes.
 ///
 /// `state` is the state of the daemon. The result is a [`QueryAnswer::MemberProcesses`], which contains `None` if the
-/// job does not exist. The list in it is empty if the machine has only one NUMA node with memory and PUs.
+/// job does not exist. The contained list is empty if the machine has only one NUMA node with memory and PUs, or if the
+/// kernel does not say which processes share an address space.
 #[must_use]
 pub fn processes_to_sample(state: &WardenState, id: &JobId, order: &SampleOrder) -> QueryAnswer {
     if !state.jobs.contains_key(id) {
@@ -328,12 +333,13 @@ pub fn processes_to_sample(state: &WardenState, id: &JobId, order: &SampleOrder)
 
 /// Finds the processes of the job `id` with remote NUMA memory: most of the memory of such a process is on NUMA nodes
 /// where none of its hot threads ran last. A thread is hot if it runs or waits for a PU (logical CPU) most of the time.
-/// Of processes that share an address space, the threads of all count, and only the first is in the result.
+/// Several processes that share one address space are treated as one process with the threads of all of them. The
+/// result contains at most one of these processes.
 ///
 /// `state` is the state of the daemon, which contains the processes of the jobs. `memory_by_node` has the memory on
 /// each NUMA node, for each process whose memory was measured or estimated. The result is a
 /// [`QueryAnswer::RemoteNumaMemory`]. The list in the answer is empty if there is no such process, or if the job does
-/// not exist.
+/// not exist. It is also empty if the kernel does not say which processes share an address space.
 #[must_use]
 pub fn processes_with_remote_numa_memory(
     state: &WardenState,

@@ -30,9 +30,9 @@ pub use self::progress::ReadingProgress;
 pub use self::spaces::{JobProcess, ProcessesToRead};
 use self::spaces::{LiveProcess, number_address_spaces};
 
-/// The kind of a reading (a measurement of a job's memory use): the method by which pjwd measures. An estimate from
-/// counters of the kernel takes little CPU time. A walk over the pages of each process is exact, but takes much CPU
-/// time.
+/// The method by which pjwd measures the memory use of a job. Methods that read only counters of the kernel, or only a
+/// sample of the pages, take little CPU time and are less exact. A walk over the pages of each process is exact, but
+/// takes much CPU time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadingKind {
     /// Only the kernel's counters of each process, such as its resident memory. These counters do not show how much

@@ -18,8 +18,8 @@ use super::spaces::LiveProcess;
 pub(super) const MAX_MAPS_BYTES: u64 = 256 << 10;
 
 /// Estimates the memory of `process` on each NUMA node from a sample of its pages. Reads at most `max_maps_bytes` of
-/// the list of its mappings. `seed` chooses the pages. Returns `None` if the process has little anonymous memory, if too
-/// few of the sampled pages are in memory, if the process has ended, or if it can't be read.
+/// the list of its mappings. `seed` chooses the pages. Returns `None` if the process has little anonymous memory, if
+/// too few of the sampled pages are in memory, if the process has ended, or if it can't be read.
 pub(super) fn sample_nodes(
     proc: &mut ProcDir,
     process: &LiveProcess,
