@@ -103,7 +103,8 @@ impl Config {
     /// parsed, for example because PUs (logical CPUs) came online. The file is not read again.
     ///
     /// # Errors
-    /// If the value of the key `housekeeping` does not fit the machine any more.
+    /// If the value of the key `housekeeping` is not possible on the changed machine, for example because the machine
+    /// lacks a listed PU, or because no core would remain for jobs.
     pub fn for_topology(&self, topology: &Topology) -> Result<Self, ConfigError> {
         let mut config = self.clone();
         let selected = self.settings.housekeeping.select_housekeeping_cpus(topology);
@@ -144,11 +145,11 @@ impl Config {
         self.settings.scan_interval
     }
 
-    /// Returns the time between two periodic scans: the value of the configuration key `rescan_interval`. A periodic
-    /// scan reads the processes of jobs, and also processes that belong to no job. Most periodic scans read a process
-    /// of no job only if it is new, or has used CPU time since the last check. At least one periodic scan in eight
-    /// reads every process. The returned time is at least [`Config::scan_interval`], because pjwd refuses a
-    /// configuration with a shorter `rescan_interval`.
+    /// Returns the time between two rescans: the value of the configuration key `rescan_interval`. A rescan is a
+    /// scan that reads the processes of jobs, and also processes that belong to no job. Most rescans read a process of
+    /// no job only if this process is new, or has used CPU time since pjwd last checked this process. At least one
+    /// rescan in eight reads every process. The returned time is at least [`Config::scan_interval`], because pjwd
+    /// refuses a configuration with a shorter `rescan_interval`.
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval

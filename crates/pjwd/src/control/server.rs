@@ -61,8 +61,8 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// Makes the service for the calls of clients, and a future that stores each event of the daemon in the service,
-    /// because clients can read past events. The caller must run the future for as long as the service runs.
+    /// Makes the service for the calls of clients. Also returns a future, which the caller must run for as long as the
+    /// service runs. The future stores each event of the daemon in the service, so that clients can read past events.
     ///
     /// - `published` receives the status, the topology and the events from the event loop. The service answers calls
     ///   about these values without the event loop.

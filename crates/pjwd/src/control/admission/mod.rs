@@ -139,8 +139,8 @@ pub fn answer_without_event_loop(
 }
 
 /// A limit on the rate of commands of each user. A user can send 30 commands in one burst, and then two per second.
-/// Releases have a limit of their own with the same numbers: a user whose other commands wait for this limit can still
-/// release jobs. Administrators have no limit.
+/// Commands that release jobs are counted separately, with a limit of the same size. So a user who has sent too many
+/// other commands can still release jobs. Administrators have no limit.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     /// For each user, the time from which the user may send a full burst again. The releases of a user (true) have
@@ -149,8 +149,9 @@ pub struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// Returns whether `command`, which was sent at the time `now`, is within the limit of its user. If true, the command
-    /// counts towards the limit. If false, the user has sent too many commands, and the caller must refuse this command.
+    /// Returns whether `command`, which was sent at the time `now`, is within the limit of its user. If true, the
+    /// command counts towards the limit. If false, the user has sent too many commands, and the caller must refuse this
+    /// command.
     pub fn admit(&mut self, command: &Command, now: Instant) -> bool {
         let Caller { uid, is_admin } = caller_of(command);
         if is_admin {
