@@ -104,11 +104,9 @@ pub fn is_missing(dir: &Path) -> bool {
         && std::fs::symlink_metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// The directories that a start of pjwd makes. Dropping this value removes them, because the start has failed then.
-/// Except in these cases, in which a directory stays:
-///
-/// - It is not empty.
-/// - Another process made it at the same time.
+/// The directories that this process has created during the start of pjwd. If the start fails, this value is dropped.
+/// The drop removes those of the directories that are empty. After a successful start, [`NewDirectories::keep`] must be
+/// called instead. Directories that existed before, or that another process created, are never removed.
 #[derive(Debug, Default)]
 pub struct NewDirectories {
     /// The directories that this process made, each after its parent.
@@ -116,11 +114,13 @@ pub struct NewDirectories {
 }
 
 impl NewDirectories {
-    /// Makes the directories for the daemon of the user `uid`: the default directory `default_dir`, if the daemon uses
-    /// it, as [`make_default_directory`] does, and the directory `state_dir` as [`make_state_directory`] does.
+    /// Creates the directories for the daemon of the user `uid`, if they are missing. The state directory `state_dir`
+    /// is created as by [`make_state_directory`]. The default directory `default_dir` is created before, as by
+    /// [`make_default_directory`]. `default_dir` is `None` if the daemon does not use this directory.
     ///
     /// # Errors
-    /// The errors of these two functions.
+    /// The errors of [`make_default_directory`] and [`make_state_directory`]. The directories that this call created
+    /// are then removed again if they are empty.
     pub fn make(default_dir: Option<&Path>, state_dir: &Path, uid: u32) -> anyhow::Result<Self> {
         let mut new_directories = Self::default();
         if let Some(dir) = default_dir {
@@ -130,7 +130,7 @@ impl NewDirectories {
         Ok(new_directories)
     }
 
-    /// Keeps the directories, because pjwd uses them from now on.
+    /// Drops this value without removing the directories. Must be called when the start of pjwd has succeeded.
     pub fn keep(mut self) {
         self.paths.clear();
     }
@@ -145,7 +145,7 @@ impl Drop for NewDirectories {
 }
 
 /// Returns whether the paths `one` and `other` lead to the same directory. Symbolic links are followed. If a path can't
-/// be resolved, for example because nothing is there, the path itself is compared.
+/// be resolved, for example because nothing exists at the path, the text of the path is compared instead.
 #[must_use]
 pub fn is_same_directory(one: &Path, other: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -240,7 +240,7 @@ pub fn open_own_file(path: &Path, options: &mut OpenOptions) -> io::Result<File>
 /// Opens the directory `dir`, for example to lock it. `dir` may be a symbolic link to a directory.
 ///
 /// # Errors
-/// If there is no directory at `dir`, or if it can't be opened. Does not wait for the other end of a pipe at `dir`.
+/// If `dir` is missing, is not a directory, or can't be opened. A named pipe at `dir` gives the error at once.
 pub fn open_directory(dir: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(O_DIRECTORY).open(dir)
 }

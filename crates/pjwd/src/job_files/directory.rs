@@ -342,9 +342,9 @@ impl JobDirectory {
 /// Removes the directory `state_dir/jobs`, in which pjwd publishes the cores of each job as files. `state_dir` is the
 /// state directory of the daemon. A file that can't be removed stays, and no error is returned.
 ///
-/// Programs can map the file `coremap` of their job into memory (mmap(2)), and wait for its changes (futex(2)). Such a
-/// mapping stays valid after the file is removed. So this function writes into each mapping that pjwd no longer updates
-/// the content, and wakes the waiting programs.
+/// Programs can map the file `coremap` of their job into memory (mmap(2)), and wait for its changes (futex(2)). The
+/// mappings of a file stay valid after the file is removed. So this function also marks the content of each `coremap`
+/// as outdated, and wakes the waiting programs. The mappings show this mark.
 pub fn remove_files_of_all_jobs(state_dir: &Path) {
     let jobs = state_dir.join(JOBS_DIRECTORY);
     for entry in std::fs::read_dir(&jobs).into_iter().flatten().flatten() {

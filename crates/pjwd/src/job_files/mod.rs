@@ -318,10 +318,10 @@ impl JobFiles {
         self.jobs.get_mut(id).map(|job| job.write_files(id, &mut self.root, &mut self.watch))
     }
 
-    /// Frees the disk space that the files `want` of the jobs take needlessly. A program writes the number of cores
-    /// that its job wants into this file, so the file never needs more than 4096 bytes. A longer file is emptied, and
-    /// its content counts as ignored. A shorter file loses the space that is reserved behind its end (fallocate(2)).
-    /// Only a regular file that belongs to the owner of the job is changed.
+    /// Frees the disk space that the files `want` of the jobs do not need. A program writes the number of cores that
+    /// its job wants into this file, so 4096 bytes are always enough. A longer file is emptied, and the daemon ignores
+    /// its content. A shorter file only loses the space that is reserved after its end (fallocate(2)). Files that are
+    /// no regular files, or do not belong to the owner of the job, are not changed.
     ///
     /// Must be called when the file system is full: a program may have filled it with the file `want`, and the other
     /// jobs and the journal (the records of pjwd's changes) need the space.
