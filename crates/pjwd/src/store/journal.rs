@@ -251,8 +251,9 @@ pub fn lock_existing_journal(dir: &Path) -> Result<Option<Flock<File>>, JournalE
 }
 
 /// Locks the journal (the files in which pjwd records its changes) in the state directory `dir`, as
-/// [`lock_existing_journal`] does, for `pjwd --thaw` and for the thaw watcher. Such a process ends soon by itself. So
-/// another pjwd that needs the journal meanwhile waits for it for up to 5 s instead of 0.5 s.
+/// [`lock_existing_journal`] does. Then marks this process as one that ends soon by itself ([`mark_as_stopping`]).
+/// Another pjwd that needs the journal then waits for the lock for up to 5 s instead of 0.5 s. Meant for `pjwd --thaw`
+/// and for the thaw watcher: the process that thaws frozen jobs if pjwd is killed.
 ///
 /// # Errors
 /// If a daemon uses the journal ([`JournalError::is_in_use`]). If the journal can't be opened.

@@ -157,8 +157,8 @@ impl DaemonLock {
     /// - The files in [`LockDirectories::former`] are those of earlier versions of pjwd. Each file that exists is
     ///   locked, so that no pjwd of such a version can run at the same time. A file that can't be used is ignored.
     ///
-    /// If another process holds the lock, waits until that process ends: up to 0.5 s for a running daemon, and up to 5 s
-    /// for a daemon that is stopping or for a command that needs the lock for a short time.
+    /// If another process holds the lock, waits until that process ends. Waits up to 0.5 s for a running daemon. Waits
+    /// up to 5 s for a daemon that is stopping, or for a command that needs the lock for a short time.
     ///
     /// # Errors
     /// If another pjwd still holds the lock after the wait. If the file in `usual` can't be used, for example because
@@ -243,7 +243,8 @@ impl DaemonLock {
     }
 
     /// Records in the lock file that this process is a daemon that is stopping. The process keeps the lock until its
-    /// event loop has ended. A second daemon that starts before then waits for the lock ([`DaemonLock::acquire`]).
+    /// event loop has ended. Because of the record, another daemon that is started in the meantime waits for the lock
+    /// for up to 5 s instead of 0.5 s ([`DaemonLock::acquire`]).
     ///
     /// # Errors
     /// If the lock file can't be written.

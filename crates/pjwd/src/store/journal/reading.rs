@@ -79,8 +79,8 @@ pub fn has_journal_files(dir: &Path, has_state_file: bool) -> bool {
 }
 
 /// Returns whether the journal in the directory `dir` (the files in which pjwd records its changes) has records of the
-/// boot `boot_id`. True also if a file can't be read, or if records are missing. Changes nothing and takes no lock, so
-/// `dir` may be the state directory of another daemon.
+/// boot `boot_id`. If a file can't be read, is damaged or is incomplete, the journal possibly has such records, and the
+/// result is true. Changes nothing and takes no lock, so `dir` may be the state directory of another daemon.
 #[must_use]
 pub fn has_records(dir: &Path, boot_id: &str) -> bool {
     let read_file = |name: &str| {
