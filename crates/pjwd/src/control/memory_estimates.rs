@@ -107,8 +107,8 @@ impl ControlService {
     /// probably run out. On a machine with several NUMA nodes, also takes a sample of the pages of each job with hot
     /// threads, and stores which processes have most of their memory on other nodes than their hot threads.
     ///
-    /// Pauses after each job, so that all this uses at most the configured share of one PU (`memory.budget_permille`).
-    /// Runs until the future is dropped, or the event loop has ended.
+    /// Pauses after each job, so that estimates and samples use at most the configured share of one PU
+    /// (`memory.budget_permille`). Runs until the future is dropped, or the event loop has ended.
     pub async fn estimate_memory(self: Rc<Self>) {
         let requester = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
         let mut schedule = EstimateSchedule::default();

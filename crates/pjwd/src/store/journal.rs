@@ -274,9 +274,9 @@ pub fn pid_of_running_pjwd(dir: &Path) -> Option<u32> {
     opened.ok().as_ref().and_then(running_holder)
 }
 
-/// Marks this process as stopping: it ends soon. The mark is for another pjwd that is started with the same state
-/// directory `dir`: that pjwd then waits for the journal in `dir` for up to 5 s instead of 0.5 s. The mark is a shared
-/// lock on the directory (flock(2)). It lasts until this process ends, because the journal is used until then.
+/// Marks this process, which uses the journal in the state directory `dir`, as a process that ends soon. Another pjwd
+/// that is started with the same state directory then waits for the journal for up to 5 s instead of 0.5 s. The mark is
+/// a shared lock on the directory (flock(2)). This lock lasts until this process ends.
 ///
 /// # Errors
 /// If the directory can't be opened, or if another program has locked it exclusively.
