@@ -7,8 +7,8 @@
 //! the borrower nothing.
 //!
 //! A report costs the owner some 20 us at its wake-up, because the kernel wakes up pjwd before the owner runs on. So
-//! an owner that wakes up often is not reported each time: pjwd looks at the settling time whether it runs, which is one
-//! system call, until the owner has not run on the PU for a while.
+//! an owner that wakes up often is not reported each time: pjwd looks at the settling time whether it runs, which is
+//! one system call, until the owner has not run on the PU for a while.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -51,7 +51,8 @@ const INTERVAL_BEFORE_LENDING: Duration = Duration::from_millis(100);
 const SETTLING_TIME: Duration = Duration::from_millis(2);
 /// The same without the monitor, after the first sample in which an idle owner has used CPU time.
 const SETTLING_TIME_WITHOUT_MONITOR: Duration = Duration::from_millis(1);
-/// The number of samples at this short distance after a report while the owner runs. Other programs may run on lent PUs for long.
+/// The number of samples at this short distance after a report while the owner runs. Other programs may run on lent
+/// PUs for long.
 const MAX_SETTLING_SAMPLES: u32 = 5;
 /// The time after which a monitor that could not be used is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
@@ -313,8 +314,8 @@ impl OwnerCpuSampler {
     }
 
     /// Lets the monitor report again the lent PUs of idle owners (jobs that lend them) on which the owner has not run
-    /// recently ([`OwnerRuns::has_run_recently`]). The PUs of other owners are not reported again: they are sampled anyway, and each report
-    /// would cost the owner CPU time.
+    /// recently ([`OwnerRuns::has_run_recently`]). The PUs of other owners are not reported again: they are sampled
+    /// anyway, and each report would cost the owner CPU time.
     ///
     /// If the owners have so many threads that the samples must be farther apart, reports each PU again on which no
     /// thread of the owner runs, but only when the least time between two samples has passed since the last report.

@@ -59,7 +59,8 @@ pub struct Warden<N, J> {
     pub(super) unrecorded_masks: BTreeSet<ThreadId>,
     /// The time for which this cycle may still wait for changes of cpusets.
     pub(super) cpuset_time_left: Duration,
-    /// The results of the corrections of the masks of forked processes since the last cycle. The next cycle reports them.
+    /// The results of the corrections of the masks of forked processes since the last cycle. The next cycle reports
+    /// them.
     pub(super) fork_report: CycleReport,
     /// The process that thaws the frozen jobs if the daemon is killed. `None` if none is needed.
     pub(super) thaw_watcher: Option<ThawWatcher>,

@@ -7,9 +7,9 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_linux::bpf::{LentCpuMonitor, LentCpuMonitorUnavailable, OwnerRunTime};
 
 /// A monitor of the lent PUs: PUs (logical CPUs) that a job, the owner, lends to another job. The monitor reports a
-/// lent PU when a thread of the owner runs on it. [`OwnerCpuSampler`](super::OwnerCpuSampler) uses the monitor to decide when an owner needs
-/// its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests with a simulated machine have an
-/// implementation of their own.
+/// lent PU when a thread of the owner runs on it. [`OwnerCpuSampler`](super::OwnerCpuSampler) uses the monitor to
+/// decide when an owner needs its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests with a
+/// simulated machine have an implementation of their own.
 pub trait LentCpuMonitorInterface: std::fmt::Debug + Send {
     /// Sets the lent PUs: the PUs that a job (the owner) lends to another job. The value for each PU is the number of
     /// all PUs of the owner ([`LentCpuMonitor::set_lent_pus`]).
