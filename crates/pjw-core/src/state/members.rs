@@ -21,15 +21,6 @@ use crate::state::masks::request::MaskRequest;
 use crate::state::members::active_threads::ActiveThreads;
 use crate::terms::{JobId, JobMembership, MembershipEvidence};
 
-/// Returns the evidence that a forked process belongs to the same job as its parent. `parent_evidence` is the evidence
-/// for the parent. The result is [`MembershipEvidence::Parent`], with one exception. If the parent belongs to the job
-/// only because its user has no other job ([`MembershipEvidence::Adopted`]), the result is
-/// [`MembershipEvidence::Adopted`] too.
-#[must_use]
-pub fn child_evidence(parent_evidence: MembershipEvidence) -> MembershipEvidence {
-    if parent_evidence == MembershipEvidence::Adopted { parent_evidence } else { MembershipEvidence::Parent }
-}
-
 /// A member of a job: a process that belongs to the job, with its threads and the evidence for the
 /// membership.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,7 +83,7 @@ impl Member {
     /// Returns what the journal contains about `child`, a process that this member has forked. `first_seen` is the time
     /// at which pjw found the child, in ns since boot.
     pub(crate) fn membership_of_child(&self, child: ProcessId, first_seen: Nanos) -> JobMembership {
-        let evidence = child_evidence(self.evidence);
+        let evidence = self.evidence.of_child();
         JobMembership { process: child, evidence, first_seen: Some(first_seen), ..self.membership() }
     }
 

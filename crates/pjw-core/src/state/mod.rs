@@ -18,7 +18,7 @@ pub mod unknown_masks;
 pub mod usage;
 pub mod warden;
 
-pub use members::{Member, MemberThread, child_evidence};
+pub use members::{Member, MemberThread};
 pub use processes::KnownProcess;
 pub use warden::WardenState;
 

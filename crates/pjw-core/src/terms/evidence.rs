@@ -32,3 +32,14 @@ pub enum MembershipEvidence {
     /// A command of a client assigned the process to the job, by its pid or its session.
     Registered,
 }
+
+impl MembershipEvidence {
+    /// Returns the evidence that a forked process belongs to the same job as its parent. This value is the evidence for
+    /// the parent. The result is [`MembershipEvidence::Parent`], with one exception. If the parent belongs to the job
+    /// only because its user has no other job ([`MembershipEvidence::Adopted`]), the result is
+    /// [`MembershipEvidence::Adopted`] too.
+    #[must_use]
+    pub fn of_child(self) -> Self {
+        if self == Self::Adopted { self } else { Self::Parent }
+    }
+}

@@ -7,7 +7,7 @@
 
 use crate::basics::{Comm, CpuSet, Pid, StartTime, Uid, prelude::*};
 use crate::phases::{draft::CycleDraft, observe::update_threads, unassigned::adopting_job};
-use crate::state::{KnownProcess, Member, WardenState, child_evidence, processes::MAX_GENERATIONS};
+use crate::state::{KnownProcess, Member, WardenState, processes::MAX_GENERATIONS};
 use crate::terms::{
     BatchRole, CgroupCreator, EndCondition, GrantedBy, Job, JobId, JobIdAttribute, JobProcessGrouping,
     JobReference, JobSource, MembershipEvidence, Observed, Policy, Process, ProvisionRule, Record,
@@ -219,9 +219,7 @@ fn job_by_relation(
     let process = &known.process;
     job_by_descent(state, process)
         .or_else(|| Some((job_by_cpuset(state, process)?, MembershipEvidence::JobCpuset)))
-        .or_else(|| {
-            parent_member(state, process).map(|parent| (&parent.job, child_evidence(parent.evidence)))
-        })
+        .or_else(|| parent_member(state, process).map(|parent| (&parent.job, parent.evidence.of_child())))
         .or_else(|| Some((job_by_inherited_mask(state, known)?, MembershipEvidence::Parent)))
         .map(|(job, evidence)| (job.clone(), evidence))
         .or_else(|| Some((job_by_session(state, process, owners)?, MembershipEvidence::Session)))
@@ -244,7 +242,7 @@ fn job_by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a 
         state.lineage.descendant(process.id.pid).filter(|descendant| descendant.was_ancestor_member)?;
     // A process can be registered for another job after its child was born: the child follows it.
     match state.members.get(&descendant.ancestor).filter(|ancestor| ancestor.id.start <= process.id.start) {
-        Some(ancestor) => Some((&ancestor.job, child_evidence(ancestor.evidence))),
+        Some(ancestor) => Some((&ancestor.job, ancestor.evidence.of_child())),
         None => state.jobs.contains_key(&descendant.job).then_some((&descendant.job, descendant.evidence)),
     }
 }

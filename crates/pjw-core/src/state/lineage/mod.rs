@@ -12,7 +12,7 @@ use self::scan_queue::{ScanQueue, UnscannedProcess};
 use crate::basics::{BirthTime, Nanos, Pid, Tid, prelude::*};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskRequest;
-use crate::state::members::{Member, child_evidence};
+use crate::state::members::Member;
 use crate::terms::{JobId, MembershipEvidence, ProcessEvent};
 
 /// The maximum number of records of forked processes in each of two lists. One list has the forked processes
@@ -35,7 +35,7 @@ pub struct Descendant {
     /// `ancestor` or this process has left the job since the fork: then the process does not belong to the job
     /// by its descent.
     pub was_ancestor_member: bool,
-    /// The evidence that the process belongs to the job. It is the result of [`child_evidence`] for the
+    /// The evidence that the process belongs to the job. It is the result of [`MembershipEvidence::of_child`] for the
     /// evidence of the ancestor.
     pub evidence: MembershipEvidence,
     /// The time of the fork event, in ns since boot. `None` if pjw made this entry without a fork event. pjw
@@ -74,7 +74,7 @@ impl Descendant {
         forked_at: Option<Nanos>,
         requests: Vec<MaskRequest>,
     ) -> Self {
-        let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
+        let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), ancestor.evidence.of_child());
         let masks = ancestor.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
         let masks_read_at = masks.map(MaskEntry::last_read_at).min().unwrap_or_default();
         Self {
