@@ -86,7 +86,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     fn apply_mask_actions(&mut self, actions: Vec<MaskAction>) -> Vec<(MaskAction, MaskOutcome)> {
         let mut outcomes = Vec::with_capacity(actions.len());
         for action in actions {
-            let outcome = self.node.change_mask(&action);
+            let first_write = self.first_mask_writes.get(&action.thread.process.pid);
+            let outcome = match first_write.filter(|write| write.requested == action.requested_mask) {
+                Some(write) => MaskOutcome::Done { effective: write.effective.clone() },
+                None => self.node.change_mask(&action),
+            };
             match &outcome {
                 MaskOutcome::Done { effective } => {
                     self.state.record_mask_applied(&action, &action.requested_mask, effective);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pjw_core::command::Command;
-use pjw_core::ids::{ProcessId, ThreadId};
+use pjw_core::ids::{Pid, ProcessId, ThreadId};
 use pjw_core::policy::Policy;
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::reconcile::reconcile;
@@ -21,7 +21,9 @@ use pjw_core::{
 };
 use pjw_sources::LocalHost;
 
-use super::report::{CycleReport, EventCount, OngoingFailures, is_release, refuse_unrecorded_commands};
+use super::report::{
+    CycleReport, EventCount, FirstMaskWrite, OngoingFailures, is_release, refuse_unrecorded_commands,
+};
 use crate::host::thaw_watcher::ThawWatcher;
 
 /// The largest number of rounds per cycle. The next cycle continues, so a job that forks all the time does not delay
@@ -62,6 +64,8 @@ pub struct Warden<N, J> {
     /// The results of the corrections of the masks of forked processes since the last cycle. The next cycle reports
     /// them.
     pub(super) fork_report: CycleReport,
+    /// The masks of forked processes that were set before the present decision about these processes.
+    pub(super) first_mask_writes: BTreeMap<Pid, FirstMaskWrite>,
     /// The process that thaws the frozen jobs if the daemon is killed. `None` if none is needed.
     pub(super) thaw_watcher: Option<ThawWatcher>,
 }
@@ -98,6 +102,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             unrecorded_masks: BTreeSet::new(),
             cpuset_time_left: Duration::ZERO,
             fork_report: CycleReport::default(),
+            first_mask_writes: BTreeMap::new(),
             thaw_watcher: None,
         }
     }

@@ -15,7 +15,7 @@ use pjw_core::reconcile::reconcile_forks;
 use pjw_core::snapshot::{ExpectedMask, MaskProbeResult};
 
 use super::cycle::Warden;
-use super::report::{ConfinedNewProcess, CycleReport};
+use super::report::{ConfinedNewProcess, CycleReport, FirstMaskWrite};
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Reads the affinity masks of the processes that processes of jobs forked since the last scan. Decides for each
@@ -69,12 +69,13 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         probe: MaskProbeResult,
         report: &mut CycleReport,
     ) {
-        let written = self.make_first_mask_writes(expected, &probe);
+        self.first_mask_writes = self.make_first_mask_writes(expected, &probe);
         let unknown = forked_with_unexplained_masks(&self.state, expected, &probe);
         let cpuset_paths =
             if unknown.is_empty() { BTreeMap::new() } else { self.node.read_cpuset_paths(&unknown) };
         let snapshot = snapshot_of_mismatches(&self.state, probe, &cpuset_paths);
         if snapshot.processes.is_empty() {
+            self.first_mask_writes.clear();
             return;
         }
         self.policy.may_grant = true;
@@ -82,6 +83,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         report.plan_warnings.clone_from(&decision.warnings);
         let earlier_outcomes = report.mask_outcomes.len();
         let _ = self.carry_out(decision, &snapshot, &[], None, report);
+        let written = std::mem::take(&mut self.first_mask_writes);
         let decided_at = Instant::now();
         let is_done = |outcome: &MaskOutcome| matches!(outcome, MaskOutcome::Done { .. });
         let outcomes = report.mask_outcomes[earlier_outcomes..].iter();
@@ -89,7 +91,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             self.state.record_mask_applied_during_fork(action);
             let pid = action.thread.process.pid;
             let forked_at = self.state.lineage.descendant(pid).and_then(|node| node.forked_at);
-            let confined_at = written.get(&pid).copied().unwrap_or(decided_at);
+            let confined_at = written.get(&pid).map_or(decided_at, |write| write.made_at);
             report.confined_new_processes.extend(forked_at.map(|forked_at| ConfinedNewProcess {
                 pid,
                 forked_at,
@@ -105,7 +107,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &mut self,
         expected: &BTreeMap<Pid, ExpectedMask>,
         probe: &MaskProbeResult,
-    ) -> BTreeMap<Pid, Instant> {
+    ) -> BTreeMap<Pid, FirstMaskWrite> {
         let FirstMaskWrites { records, actions } =
             plan_first_mask_writes(&self.state, &self.policy, expected, probe);
         // Whether the file was removed is checked for the records of the decision, right after these.
@@ -113,12 +115,13 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         if !may_write || self.journal.append(&records).is_err() {
             return BTreeMap::new();
         }
-        let mut set_at = BTreeMap::new();
-        for action in &actions {
-            if matches!(self.node.change_mask(action), MaskOutcome::Done { .. }) {
-                set_at.insert(action.thread.process.pid, Instant::now());
+        let mut writes = BTreeMap::new();
+        for action in actions {
+            if let MaskOutcome::Done { effective } = self.node.change_mask(&action) {
+                let (requested, made_at) = (action.requested_mask, Instant::now());
+                writes.insert(action.thread.process.pid, FirstMaskWrite { requested, effective, made_at });
             }
         }
-        set_at
+        writes
     }
 }

@@ -174,7 +174,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         report: &mut CycleReport,
     ) {
         let fault = fault.to_string();
-        plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
+        // The masks that were set before the decision have a record.
+        let is_set = |action: &&MaskAction| self.first_mask_writes.contains_key(&action.thread.process.pid);
+        let not_set = plan.mask_actions.iter().filter(|action| !is_set(action));
+        not_set.for_each(|action| self.state.record_mask_not_attempted(action));
         plan.cpuset_actions.iter().for_each(|action| self.state.cpusets.record_not_attempted(action));
         report.replies.extend(refuse_unrecorded_commands(commands, &fault));
         self.ongoing_failures.journal_error = Some(fault);

@@ -10,7 +10,7 @@ use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ThreadId};
 use pjw_core::plan::{MaskAction, MaskOutcome, Warning};
 use pjw_core::state::{WardenState, dirty::DirtySet};
-use pjw_core::{job::JobId, refusal::Refusal, time::Nanos, usage::JobReport};
+use pjw_core::{cpuset::CpuSet, job::JobId, refusal::Refusal, time::Nanos, usage::JobReport};
 
 /// The failures that still exist at the end of a cycle (scan, decision and changes) of the daemon, such as a failed
 /// write of its records. `pjwctl status` shows these failures as warnings.
@@ -36,6 +36,15 @@ pub struct RefusedMask {
     pub job: JobId,
     /// Why the kernel refused the change, and what the user can do.
     pub reason: String,
+}
+
+/// The mask of a forked process that was set before the decision about the process. The decision does not set it again.
+#[derive(Debug)]
+pub(super) struct FirstMaskWrite {
+    pub(super) requested: CpuSet,
+    /// The effective mask right after the write.
+    pub(super) effective: CpuSet,
+    pub(super) made_at: Instant,
 }
 
 /// The results of a cycle of the daemon. A cycle has one or more rounds. A round is a scan of processes, a

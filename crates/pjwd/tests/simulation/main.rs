@@ -141,6 +141,8 @@ const FAILED_ONCE: [u64; 96] = [
     75_339,
     3_833,
     19_792,
+    40_757,
+    74_050,
 ];
 
 /// Seeds of runs with lending that failed before.
