@@ -4,8 +4,8 @@
 //! Most children that are born outside of their job's cores may simply run on all of these cores. Their mask follows
 //! from the record of the fork alone. It is written first, because the whole decision takes several times longer: the
 //! code and the data that it needs are not in the caches of the CPU after a pause. The decision then follows as for
-//! all other processes, and finds the mask that was right before this write. It writes its own records and the mask
-//! once more, so a difference between the two would be corrected.
+//! all other processes, from the mask that was read before this write. It writes its own records. If it decides on the
+//! same mask, it takes over this write, and otherwise it sets its own mask.
 
 use crate::basics::{BirthTime, CpuSet, Pid, ThreadId, Tid, prelude::*};
 use crate::state::masks::target::target_mask;
