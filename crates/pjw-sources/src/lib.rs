@@ -92,13 +92,11 @@ pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
 /// `comm` is the program name of the process. `attributes` has its cgroups, its environment and its command line.
 /// `host` describes this machine. Only the batch systems in `enabled_systems` are considered.
 ///
-/// The result contains a reference ([`JobReference`]) for each attribute of the process that contains the id of a job.
-/// If two attributes name the same job, the result has two references to this job. The references are in this order:
+/// The references to jobs ([`JobReference`]) are in this order:
 /// 1. The job that the cgroup path names. If several directories of the path have the form of a job's directory, the
-///    outermost one counts. The directories below could be forged: a user can create directories below the directory of
-///    a job, and can name them like the directory of another job.
+///    outermost one counts, because a user can create directories with any name below the directory of a job.
 /// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the cgroup path
-///    names another job of the same batch system.
+///    names another job of the same batch system. A job that the cgroup path names too is in the result twice.
 ///
 /// The number of cores in a reference comes from the environment variables. There are no references if the process is
 /// in a cgroup that a batch system uses only for its own processes.

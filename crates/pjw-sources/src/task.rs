@@ -4,9 +4,9 @@ use pjw_core::snapshot::BatchAttributes;
 
 use crate::{host::LocalHost, slurm, system::BatchEnvironment};
 
-/// The CPU counts of a Slurm task (a process of a parallel job). These are how many CPUs were requested for the
-/// task, how many CPUs its job step and its job have on this machine, and how many tasks share the CPUs. What
-/// Slurm calls a CPU is a core or a PU (logical CPU), depending on Slurm's configuration.
+/// Numbers of CPUs from the environment of a Slurm task (a process of a parallel job): those of the task, of its job
+/// step (one `srun` command) and of its job. What Slurm calls a CPU is a core or a PU (logical CPU), depending on
+/// Slurm's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlurmTaskCpus {
     /// The number of CPUs that were requested for each task (`--cpus-per-task`). `None` if the environment of

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// The parsed command line of pjwd, such as the path of the configuration file. Without a special option, pjwd runs as
-/// a daemon. With an option such as `--check-config`, pjwd does only one task and exits.
+/// The options of the command line of pjwd. With `--check-config`, `--release-all`, `--thaw` or `--topology-json`, pjwd
+/// does this one task and exits. Without them, pjwd runs as a daemon.
 #[derive(Debug, Parser)]
 #[command(
     version,

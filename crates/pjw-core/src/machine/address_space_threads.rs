@@ -82,8 +82,8 @@ pub struct GroupCores {
 /// - `groups` lists the groups. The threads of a group share an address space.
 /// - `free_cores` lists the cores that can be chosen. Each item is the set of the PUs (logical CPUs) of one core.
 ///
-/// A group is placed if its threads are already pinned to different cores of one L3 cache or of one NUMA node. The
-/// function chooses by these rules:
+/// Below, a group is called placed if its threads are already pinned to different cores of one L3 cache or of one NUMA
+/// node. The function chooses by these rules:
 ///
 /// - Placed groups come before all other groups. Otherwise, a group with more threads comes first.
 /// - A group that is placed in one L3 cache keeps its cores, even if `free_cores` does not contain them. Any other

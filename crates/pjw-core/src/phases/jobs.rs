@@ -251,7 +251,7 @@ pub(crate) fn find_offer(
 ) -> Result<(PuOffer, bool), Refusal> {
     // Groups matter only for a job that keeps some of its PUs.
     let holds_pus = !state.pool.pus_of(id).is_empty();
-    let groups = if holds_pus { state.undivided_groups_of(id) } else { Vec::new() };
+    let groups = if holds_pus { state.cpus_of_undivided_groups(id) } else { Vec::new() };
     match allocate_for_groups(id, request, &state.pool, &state.topology, policy, &groups) {
         Err(Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. })
             if policy.exhaustion_policy == ExhaustionPolicy::Share =>

@@ -50,9 +50,8 @@ pub struct HotThread {
 /// if it runs or waits for a PU most of the time. `grant` is the set of PUs that the job holds. The hot threads are
 /// spread over these PUs as evenly as possible.
 ///
-/// Returns the chosen PUs by thread. A thread that is missing in the result must not be pinned. For example, a thread
-/// that its program has bound to some PUs of the grant is not pinned, but counts as the load of one of these PUs. The
-/// result is empty in each of these cases:
+/// Returns the chosen PU of each thread that pjw should pin. A thread that its program has bound to some PUs of the
+/// grant is not in the result, but counts as the load of one of these PUs. The result is empty in each of these cases:
 ///
 /// - The policy forbids pinning.
 /// - The grant has only one PU.

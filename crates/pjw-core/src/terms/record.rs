@@ -14,15 +14,13 @@ use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, Uid, prelude::*};
 use crate::terms::job::{Job, JobId};
 use crate::terms::{cpuset_group::JobCpuset, evidence::MembershipEvidence, usage::JobUsage};
 
-/// A record about the cpuset of a job, in the journal (the file from which a restarted daemon restores its state). pjw
-/// writes three of the records before it makes a change:
+/// A record about the cpuset of a job, in the journal (the file from which a restarted daemon restores its state):
 ///
-/// - `Created`, before pjw creates the cpuset or changes its settings.
-/// - `Unwanted`, before pjw removes the limits of the cpuset, and then the cpuset.
-/// - `Moved`, before pjw moves a process into the cpuset.
-///
-/// pjw writes `Removed` when it no longer manages the cpuset. `Moved` and `Origin` contain the path of a cgroup
-/// outside the cpuset. pjw moves a process back to this cgroup when the process has to leave the cpuset.
+/// - `Created`: pjw is about to create the cpuset, or to change its settings.
+/// - `Moved`: pjw is about to move a process into the cpuset. The record has the cgroup from which the process comes.
+/// - `Origin`: the cgroup to which pjw later moves the processes back that have no record `Moved`.
+/// - `Unwanted`: pjw is about to remove the limits of the cpuset, and then the cpuset.
+/// - `Removed`: the cpuset is gone, or pjw no longer manages it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpusetRecord {

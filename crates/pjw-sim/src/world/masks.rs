@@ -204,11 +204,12 @@ impl SimMachine {
         }
     }
 
-    /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as pjw would. The original mask of
-    /// the thread (the mask that pjw must restore when it releases the job) does not change. If the daemon has not read
-    /// the program's last request, [`SimThread::program_mask_request`] changes from [`ProgramMaskRequest::Unread`] to
-    /// [`ProgramMaskRequest::Hidden`]. Returns whether the simulated kernel accepts the request. Returns false if there
-    /// is no such thread.
+    /// Simulates that pjw sets the affinity mask of the thread `tid` of the process `pid` to `mask`. Returns whether
+    /// the simulated kernel accepts the mask. Returns false if there is no such thread.
+    ///
+    /// The original mask of the thread, which pjw must restore later, does not change. A mask that the program set
+    /// shortly before, and that the daemon has not read yet, is lost: [`SimThread::program_mask_request`] changes from
+    /// [`ProgramMaskRequest::Unread`] to [`ProgramMaskRequest::Hidden`].
     pub fn request_mask_as_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
@@ -218,11 +219,11 @@ impl SimMachine {
         is_accepted
     }
 
-    /// Records that pjw is about to request the affinity mask `mask` for a thread. The record has an effect when a
-    /// program later requests the same mask for any thread ([`SimMachine::request_mask`]): the daemon then can't know
-    /// whether pjw or the program requested the mask. Therefore, `request_mask` sets
-    /// [`SimThread::program_mask_request`] of the thread to [`ProgramMaskRequest::Hidden`]. The record stays even if
-    /// the simulated kernel refuses the request of pjw.
+    /// Records that pjw is about to set the affinity mask of a thread to `mask`. Call this before each
+    /// [`SimMachine::request_mask_as_pjw`].
+    ///
+    /// If a program later sets the same mask for any thread, the daemon can't know whether pjw or the program set it.
+    /// [`SimMachine::request_mask`] then marks the request of the program as [`ProgramMaskRequest::Hidden`].
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }

@@ -48,11 +48,11 @@ pub(super) unsafe fn start(options: *const PjwFarmOptions) -> Result<RunningFarm
     })
 }
 
-/// Makes a farm (a group of worker processes that compute items) from `options`, but does not start the farm. Does not
-/// use the fields `items`, `work` and `read`, which the start of the farm needs.
+/// Makes a farm (a group of worker processes that compute items) with `options`, but does not start the farm. The
+/// fields `items`, `work` and `read` are not used here. The start of the farm uses them.
 ///
-/// If `chunk`, `window`, `ring_bytes`, `input_bytes` or `attempts` is 0, the farm gets the default value of this
-/// option. `workers` has no default: the start of a farm with 0 workers fails.
+/// If `chunk`, `window`, `ring_bytes`, `input_bytes` or `attempts` is 0, the farm has the default value of the option.
+/// `workers` has no default: the start of a farm with 0 workers fails.
 ///
 /// # Errors
 /// If `flags` has an unknown bit, or if the CPUs are invalid. The other options are checked at the start of the farm.

@@ -8,9 +8,8 @@ use pjw_core::plan::{MaskActionKind, MaskOutcome};
 
 use crate::warden::{CycleReport, OngoingFailures};
 
-/// The cause of a cycle of the daemon, for the metrics: an event or a command, a timer, or the need to scan every
-/// process. A cycle is one scan of processes, a decision, and the resulting changes. If a cycle has several causes,
-/// the value is the last of these causes in the order of the variants.
+/// The cause of a cycle of the daemon, as a metric. A cycle is one scan of processes, a decision, and the resulting
+/// changes. If a cycle has several causes, `Full` counts before `Timer`, and `Timer` before `Event`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum CycleCause {

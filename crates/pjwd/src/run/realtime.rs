@@ -81,8 +81,9 @@ impl RealtimePriority {
         Self { threads: threads.iter().map(thread).collect(), is_on: false, run_limit: RUN_LIMIT }
     }
 
-    /// Returns the threads that do not have the real-time priority at present, because they exceeded a limit of their
-    /// CPU time. Returns `None` if no thread has the real-time priority.
+    /// Returns the threads that have lost the real-time priority for now, because they exceeded a limit of their CPU
+    /// time. The result is empty if all threads have the priority. It is `None` if none has it, for example because it
+    /// is switched off.
     #[must_use]
     pub fn lowered_threads(&self) -> Option<BTreeSet<Tid>> {
         let lowered = self.threads.iter().filter(|thread| !thread.is_raised).map(|thread| thread.tid);

@@ -41,15 +41,15 @@ impl WardenState {
         groups.map(|(number, threads)| AddressSpaceThreads { number, threads }).collect()
     }
 
-    /// Returns sets of PUs (logical CPUs), one for each undivided group of threads of the job `id`. The threads of a
-    /// group share an address space ([`Self::address_space_threads_of`]). A group is undivided if all its threads are
-    /// in one L3 cache or in one NUMA node. The set has the PU of each thread: the PU to which pjw pinned the thread,
-    /// or else the PU on which the thread ran last.
+    /// Returns the PUs (logical CPUs) of those groups of threads of the job `id` that run within one L3 cache or one
+    /// NUMA node: one set of PUs for each group. The threads of a group share an address space
+    /// ([`Self::address_space_threads_of`]). Each thread counts with the PU to which pjw pinned it, or else with the
+    /// PU on which it ran last.
     ///
     /// If the job must give up PUs, it keeps the PUs of these sets as long as possible
     /// ([`allocate_for_groups`](crate::allocate::allocate_for_groups)).
     #[must_use]
-    pub fn undivided_groups_of(&self, id: &JobId) -> Vec<CpuSet> {
+    pub fn cpus_of_undivided_groups(&self, id: &JobId) -> Vec<CpuSet> {
         let groups = self.address_space_threads_of(id).into_iter().map(|group| group.cpus());
         groups.filter(|cpus| self.lies_in_one_domain(cpus)).collect()
     }

@@ -184,24 +184,20 @@ impl CoreUse {
         self.busy_for.is_zero()
     }
 
-    /// Adds the measurement `sample` of the CPU time of the owner (a job whose idle cores may be lent). Returns the
-    /// cores that the owner uses now.
+    /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent) to the moving averages.
+    /// Returns which cores the owner uses now.
     ///
-    /// The minimum share is nine tenths of the time, or one tenth if the cores have several PUs (logical CPUs) each.
-    /// The owner uses a lent core ([`OwnerCpuSample::lent`]) in each of these cases:
+    /// A lent core is in use if the average share of time for which the owner ran on it is high enough: nine tenths, or
+    /// one tenth if the cores have several PUs (logical CPUs) each. A core also counts at once, without the average, if
+    /// the owner has just woken up and works on the core, or has run on it for nearly all of the last 10 ms.
     ///
-    /// - Averaged over about 100 ms, the owner ran on the core for at least the minimum share.
-    /// - The measurement covers at least 10 ms, and the owner ran on the core for nearly all of this time.
-    /// - The owner was idle ([`CoreUse::is_idle`]) at most 20 ms ago, and ran on the core for at least 1.3 ms of a
-    ///   measurement of less than 10 ms. In a longer measurement, the owner must have run there for at least the
-    ///   minimum share.
+    /// For the cores that are not lent, only their total CPU time is measured. The result assumes that the owner uses
+    /// as few of these cores as possible.
     ///
-    /// Of the cores that are not lent, only the CPU time of all cores together is known. The owner is assumed to use as
-    /// few of these cores as possible.
-    ///
-    /// More than 20 ms after the owner became busy, measurements of less than 10 ms are joined until they cover 10 ms.
-    /// Until then, the function returns its previous result.
+    /// While the owner is busy, measurements of less than 10 ms are joined until they cover 10 ms. Until then, the
+    /// function returns its previous result.
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> UsedCores {
+        // Just after the owner woke up, 1.3 ms of work in a short sample are enough (`judge_sample`).
         let is_short = self.busy_for > WAKE_UP_TIME && sample.period < LONG_SAMPLE;
         if is_short {
             self.unjudged.add(sample);
