@@ -67,12 +67,16 @@ impl LentCpuMonitor {
 
     /// In a build with the cargo feature `bpf`, this function sets the lent PUs that the BPF program watches. A lent PU
     /// is a PU (logical CPU) that a job, the owner, lends to another job. The value for each PU in `_lent` is the
-    /// number of PUs of the owner, including the PUs that the owner lends. In this build the function can't be called,
-    /// because no value of this type exists.
+    /// number of PUs of the owner, including the PUs that the owner lends. The program does not report a PU in `_silent`
+    /// that is newly lent. In this build the function can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
-    pub fn set_lent_pus(&mut self, _lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+    pub fn set_lent_pus(
+        &mut self,
+        _lent: &BTreeMap<Pu, u32>,
+        _silent: &CpuSet,
+    ) -> Result<(), LentCpuMonitorUnavailable> {
         match *self {}
     }
 

@@ -8,7 +8,8 @@
 //!
 //! A report costs the owner some 20 us at its wake-up, because the kernel wakes up pjwd before the owner runs on. So
 //! an owner that wakes up often is not reported each time: pjwd looks at the settling time whether it runs, which is
-//! one system call, until the owner has not run on the PU for a while.
+//! one system call, until the owner has not run on the PU for a while. An owner that is busy on its other cores, or was
+//! busy just before the PU was lent, is not reported at all, because it is sampled anyway.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -84,9 +85,11 @@ pub struct OwnerCpuSampler {
     has_shown_demand: bool,
     /// The BPF program that reports the lent PUs on which threads of their owner run, if it can be loaded.
     monitor: Monitor,
-    /// The lent PUs that the monitor has reported. It does not report them again before
-    /// [`LentCpuMonitorInterface::report_again`].
+    /// The lent PUs that the monitor has reported, or that were lent while their owner was busy. The monitor does not
+    /// report them before [`LentCpuMonitorInterface::report_again`].
     reported: CpuSet,
+    /// The PUs of the owners that were busy (not idle) at the last sample.
+    pus_of_busy_owners: CpuSet,
     /// For each lent PU, what the monitor returned at the last sample ([`LentCpuMonitorInterface::owner_run_times`]).
     run_times: BTreeMap<Pu, OwnerRunTime>,
     /// What is known of the threads of owners on lent PUs since the last look at the monitor.
@@ -166,6 +169,7 @@ impl OwnerCpuSampler {
             (self.next, self.sampled_at) = (None, None);
             (self.is_settling, self.settling_samples, self.has_shown_demand) = (false, 0, false);
             self.owners.clear();
+            self.pus_of_busy_owners = CpuSet::new();
             // Leaving cores, and cores that may no longer be lent, are taken back also without samples.
             return !state.pool.lent_cpus().is_empty() && would_change_loans(state, policy, since_boot);
         }
@@ -179,7 +183,7 @@ impl OwnerCpuSampler {
             && !is_found_running
             && self.sample_due.is_some_and(|due| now < due)
         {
-            (_, self.is_watching) = self.rearm_idle_pus(state, now);
+            (_, self.is_watching) = self.rearm_idle_pus(now);
             self.next =
                 self.sample_due.map(|due| if self.is_watching { due.min(now + SETTLING_TIME) } else { due });
             return false;
@@ -191,7 +195,7 @@ impl OwnerCpuSampler {
         let begins = is_reported || is_found_running || (shows_demand && !self.has_shown_demand);
         let (still_runs, has_run) = match self.monitor {
             Monitor::Loaded(_) if is_reported => (false, false),
-            Monitor::Loaded(_) => self.rearm_idle_pus(state, now),
+            Monitor::Loaded(_) => self.rearm_idle_pus(now),
             // While a thread runs, its CPU time may change at the kernel's ticks only.
             Monitor::Unloaded | Monitor::Unavailable { .. } => (self.is_settling, false),
         };
@@ -231,9 +235,13 @@ impl OwnerCpuSampler {
         if monitor.lent_pus() == lent {
             return;
         }
-        if let Err(error) = monitor.set_lent_pus(lent) {
+        let newly_lent: CpuSet =
+            lent.keys().filter(|pu| !monitor.lent_pus().contains_key(pu)).copied().collect();
+        let silent = newly_lent.intersection(&self.pus_of_busy_owners);
+        if let Err(error) = monitor.set_lent_pus(lent, &silent) {
             return self.set_unavailable(&error, now);
         }
+        self.reported = self.reported.union(&silent);
         self.measured_since.retain(|pu, _| lent.contains_key(pu));
         self.run_times.retain(|pu, _| lent.contains_key(pu));
         self.runs.retain(|pu| lent.contains_key(&pu));
@@ -322,14 +330,11 @@ impl OwnerCpuSampler {
     ///
     /// Returns whether a thread of an idle owner runs on a PU that was reported, and whether an idle owner has run on
     /// such a PU a short time ago.
-    fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> (bool, bool) {
+    fn rearm_idle_pus(&mut self, now: Instant) -> (bool, bool) {
         let has_many_threads = self.least_interval() > SETTLING_TIME;
         let is_due = self.reported_at.is_none_or(|at| now >= at + self.least_interval());
         let Monitor::Loaded(monitor) = &mut self.monitor else { return (false, false) };
-        let idle_owners = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
-        let grants = idle_owners.filter_map(|(id, _)| state.grant_of(id));
-        let pus_of_idle = grants.fold(CpuSet::new(), |all, grant| all.union(&grant.cpus));
-        let reported = pus_of_idle.intersection(&self.reported);
+        let reported = self.reported.difference(&self.pus_of_busy_owners);
         let running = reported.intersection(&self.runs.running);
         let stopped = reported.difference(&running);
         let is_recent = |pu: &Pu| !has_many_threads && self.runs.has_run_recently(*pu, now);
@@ -407,6 +412,7 @@ impl OwnerCpuSampler {
         let ids: Vec<JobId> = state.jobs.guaranteed_jobs().map(|job| job.id.clone()).collect();
         self.owners.retain(|id, _| ids.binary_search(id).is_ok());
         self.thread_count = 0;
+        self.pus_of_busy_owners = CpuSet::new();
         let lent_cpus = state.pool.lent_cpus();
         let has_no_monitor = matches!(self.monitor, Monitor::Unavailable { .. });
         let mut shows_demand = false;
@@ -433,6 +439,7 @@ impl OwnerCpuSampler {
             let mut used = owner.core_use.add(&sample);
             // The last scan may be a second old, so what it shows of an owner that is idle now is over.
             if !owner.core_use.is_idle() {
+                self.pus_of_busy_owners = self.pus_of_busy_owners.union(&grant.cpus);
                 let wanted = wanted_by_waiting_threads(state, &id, &grant.cpus, has_smt);
                 used.in_use = used.in_use.max(wanted);
                 used.too_busy_to_lend = used.too_busy_to_lend.max(wanted);

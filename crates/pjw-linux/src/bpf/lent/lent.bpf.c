@@ -88,6 +88,7 @@ struct {
 struct armed {
 	u64 at; // when it was armed, as bpf_ktime_get_ns() counts; 0 if it is not lent
 	u64 owner_cpus; // the number of CPUs of its owner; 0 if each thread counts that is not at idle priority
+	u64 is_silent; // 1 if the CPU is only measured, and not reported
 };
 
 // For each CPU. User space sets the size.
@@ -162,7 +163,7 @@ int switched(u64 *context)
 
 	if (!armed)
 		return 0;
-	u64 armed_at = armed->at, owner_cpus = armed->owner_cpus;
+	u64 armed_at = armed->at, owner_cpus = armed->owner_cpus, is_silent = armed->is_silent;
 
 	if (!armed_at)
 		return 0;
@@ -201,7 +202,7 @@ int switched(u64 *context)
 		is_heard |= next_counts;
 	}
 	// The record wakes up the reader.
-	if (is_heard && !seen->reported && bpf_ringbuf_output(&HEARD, &cpu, sizeof(cpu), 0) == 0)
+	if (is_heard && !is_silent && !seen->reported && bpf_ringbuf_output(&HEARD, &cpu, sizeof(cpu), 0) == 0)
 		seen->reported = 1;
 	return 0;
 }

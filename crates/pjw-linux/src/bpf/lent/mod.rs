@@ -65,14 +65,16 @@ pub struct LentCpuMonitor {
     /// The pid of the process whose threads the program does not count.
     ignored_process: Array<MapData, u64>,
     /// For each PU, the `struct armed` of `lent.bpf.c`: the time from which the run time of the owner counts (in ns of
-    /// `CLOCK_MONOTONIC`, 0 if the PU is not lent), and the number of PUs of the owner.
-    armed: Array<MapData, [u64; 2]>,
+    /// `CLOCK_MONOTONIC`, 0 if the PU is not lent), the number of PUs of the owner, and 1 if the PU is not reported.
+    armed: Array<MapData, [u64; 3]>,
     /// What the program has measured on each PU.
     measurements: PerCpuArray<MapData, Measurement>,
     /// The lent PUs, each with the time from which the run time of the owner counts, in ns of `CLOCK_MONOTONIC`.
     armed_at: BTreeMap<Pu, u64>,
     /// The lent PUs, each with the number of PUs of its owner.
     lent: BTreeMap<Pu, u32>,
+    /// The lent PUs that the program only measures, until [`LentCpuMonitor::report_again`].
+    silent: CpuSet,
     /// The possible PUs, in the order of the values of `measurements`.
     possible: Vec<Pu>,
     /// The attachment to the kernel. `None` while no PU is lent.
@@ -122,6 +124,7 @@ impl LentCpuMonitor {
             measurements,
             armed_at: BTreeMap::new(),
             lent: BTreeMap::new(),
+            silent: CpuSet::new(),
             possible,
             link: None,
         };
@@ -141,11 +144,17 @@ impl LentCpuMonitor {
     /// already lent before this call, the [run time](LentCpuMonitor::owner_run_times) of the owner goes on, and an
     /// earlier report is not repeated. While `lent` is empty, the program is detached from the kernel.
     ///
+    /// A newly lent PU in `silent` is not reported before [`LentCpuMonitor::report_again`]. Its run time is measured.
+    ///
     /// # Errors
     /// If the kernel refuses to attach the program, or to change its BPF map. Afterwards [`LentCpuMonitor::lent_pus`]
     /// is empty.
-    pub fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<()> {
+    pub fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>, silent: &CpuSet) -> Result<()> {
         let before = std::mem::take(&mut self.lent);
+        let is_new = |pu: &Pu| lent.contains_key(pu) && !before.contains_key(pu);
+        let newly_silent: CpuSet = silent.iter().filter(is_new).collect();
+        self.silent = self.silent.iter().filter(|pu| lent.contains_key(pu)).collect();
+        self.silent = self.silent.union(&newly_silent);
         for &pu in before.keys().filter(|pu| !lent.contains_key(pu)) {
             self.disarm(pu)?;
         }
@@ -205,6 +214,7 @@ impl LentCpuMonitor {
     pub fn report_again(&mut self, cpus: &CpuSet) -> Result<()> {
         for pu in cpus.iter() {
             if let Some(&owner_pus) = self.lent.get(&pu) {
+                self.silent.remove(pu);
                 self.arm(pu, now(), owner_pus)?;
             }
         }
@@ -236,15 +246,16 @@ impl LentCpuMonitor {
 
     /// Makes the program watch `pu`. The run time of the owner counts from `counts_from`, in ns of `CLOCK_MONOTONIC`.
     fn arm(&mut self, pu: Pu, counts_from: u64, owner_pus: u32) -> Result<()> {
+        let is_silent = u64::from(self.silent.contains(pu));
         self.armed
-            .set(pu.0, [counts_from, u64::from(owner_pus)], 0)
+            .set(pu.0, [counts_from, u64::from(owner_pus), is_silent], 0)
             .map_err(|error| refusal_error("arming", &error))?;
         self.armed_at.insert(pu, counts_from);
         Ok(())
     }
 
     fn disarm(&mut self, pu: Pu) -> Result<()> {
-        self.armed.set(pu.0, [0, 0], 0).map_err(|error| refusal_error("arming", &error))?;
+        self.armed.set(pu.0, [0; 3], 0).map_err(|error| refusal_error("arming", &error))?;
         self.armed_at.remove(&pu);
         Ok(())
     }
@@ -271,7 +282,7 @@ impl LentCpuMonitor {
             .first()
             .ok_or_else(|| refusal_error("reading the mask of pjwd", &io::Error::other("it is empty")))?;
         // The mask of the test's thread has one PU.
-        self.set_lent_pus(&BTreeMap::from([(pu, 1)]))?;
+        self.set_lent_pus(&BTreeMap::from([(pu, 1)]), &CpuSet::new())?;
         let sleep_often = || {
             let tid = affinity::own_thread();
             affinity::set_mask(tid, &CpuSet::from(pu))?;
@@ -284,7 +295,7 @@ impl LentCpuMonitor {
         }
         let (reported, times) = (self.take_reported_pus(), self.owner_run_times());
         let has_idle_priority = self.measurements.get(&0, 0).is_ok_and(|pus| pus.iter().any(|pu| pu[4] != 0));
-        self.set_lent_pus(&BTreeMap::new())?;
+        self.set_lent_pus(&BTreeMap::new(), &CpuSet::new())?;
         let has_run = times.iter().any(|owner| owner.pu == pu && !owner.run_time.is_zero());
         if !reported.contains(pu) || !has_run {
             let text = format!("the PUs \"{reported}\" and the run times {times:?}");

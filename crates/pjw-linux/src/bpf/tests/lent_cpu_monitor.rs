@@ -31,7 +31,7 @@ fn monitor() -> Option<(MutexGuard<'static, ()>, LentCpuMonitor, Pu)> {
     let pu = affinity::get_mask(Tid(std::process::id())).unwrap().last().unwrap();
     match LentCpuMonitor::new() {
         Ok(mut monitor) => {
-            monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
+            monitor.set_lent_pus(&of_an_owner_with(1, pu), &CpuSet::new()).unwrap();
             Some((alone, monitor, pu))
         }
         Err(
@@ -361,7 +361,7 @@ fn the_same_programs_are_counted_if_the_owner_has_as_many_pus_as_they_may_use() 
     let _others = unconfined_spinners(&pus);
     let all = u32::try_from(pus.len()).unwrap();
     for owner_pus in [all, 0] {
-        monitor.set_lent_pus(&of_an_owner_with(owner_pus, pu)).unwrap();
+        monitor.set_lent_pus(&of_an_owner_with(owner_pus, pu), &CpuSet::new()).unwrap();
         monitor.report_again(&CpuSet::from(pu)).unwrap();
         until("they have run", || (run_time(&monitor, pu) > Duration::from_millis(20)).then_some(()));
     }
@@ -373,9 +373,26 @@ fn another_number_of_pus_of_the_owner_counts_from_the_next_switch_and_keeps_the_
     let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
     until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(5)).then_some(()));
     let before = run_time(&monitor, pu);
-    monitor.set_lent_pus(&of_an_owner_with(2, pu)).unwrap();
+    monitor.set_lent_pus(&of_an_owner_with(2, pu), &CpuSet::new()).unwrap();
     assert!(run_time(&monitor, pu) >= before, "the run time goes on");
     until("the owner runs on", || (run_time(&monitor, pu) > before * 2).then_some(()));
+}
+
+#[test]
+fn a_silent_pu_is_measured_and_not_reported_until_it_is_to_be_reported_again() {
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
+    monitor.set_lent_pus(&BTreeMap::new(), &CpuSet::new()).unwrap();
+    monitor.set_lent_pus(&of_an_owner_with(1, pu), &CpuSet::from(pu)).unwrap();
+    monitor.take_reported_pus();
+    let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
+    until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(5)).then_some(()));
+    assert_eq!(monitor.take_reported_pus(), CpuSet::new());
+    monitor.set_lent_pus(&of_an_owner_with(2, pu), &CpuSet::new()).unwrap();
+    let before = run_time(&monitor, pu);
+    until("the owner runs on", || (run_time(&monitor, pu) > before * 2).then_some(()));
+    assert_eq!(monitor.take_reported_pus(), CpuSet::new(), "it was lent already");
+    monitor.report_again(&CpuSet::from(pu)).unwrap();
+    until("the PU is reported", || monitor.take_reported_pus().contains(pu).then_some(()));
 }
 
 #[test]
@@ -403,13 +420,13 @@ fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
     assert_eq!((own.len(), monitor.lent_pus().clone()), (1, of_an_owner_with(1, pu)));
     assert_eq!(own_link_count(&own), 1, "it is attached");
     let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
-    monitor.set_lent_pus(&BTreeMap::new()).unwrap();
+    monitor.set_lent_pus(&BTreeMap::new(), &CpuSet::new()).unwrap();
     assert!(
         monitor.take_reported_pus().is_empty() && monitor.owner_run_times().is_empty(),
         "nothing is lent"
     );
     assert_eq!(own_link_count(&own), 0, "it costs nothing while nothing is lent");
-    monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
+    monitor.set_lent_pus(&of_an_owner_with(1, pu), &CpuSet::new()).unwrap();
     assert_eq!(own_link_count(&own), 1, "it is attached again");
     let reported = until("the PU is reported", || {
         Some(monitor.take_reported_pus()).filter(|reported| !reported.is_empty())
@@ -448,8 +465,8 @@ fn how_soon_a_wake_up_beside_a_borrower_is_reported() {
     println!("from the write to the report: p50 {:?}, p99 {:?}, max {:?}", at(500), at(990), at(999));
     let begin = Instant::now();
     for _ in 0..100 {
-        monitor.set_lent_pus(&BTreeMap::new()).unwrap();
-        monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
+        monitor.set_lent_pus(&BTreeMap::new(), &CpuSet::new()).unwrap();
+        monitor.set_lent_pus(&of_an_owner_with(1, pu), &CpuSet::new()).unwrap();
     }
     println!("detaching and attaching: {:?}", begin.elapsed() / 100);
     drop(monitor);

@@ -12,11 +12,16 @@ use pjw_linux::bpf::{LentCpuMonitor, LentCpuMonitorUnavailable, OwnerRunTime};
 /// simulated machine have an implementation of their own.
 pub trait LentCpuMonitorInterface: std::fmt::Debug + Send {
     /// Sets the lent PUs: the PUs that a job (the owner) lends to another job. The value for each PU is the number of
-    /// all PUs of the owner ([`LentCpuMonitor::set_lent_pus`]).
+    /// all PUs of the owner ([`LentCpuMonitor::set_lent_pus`]). A PU in `silent` that was not lent before is not
+    /// reported until [`LentCpuMonitorInterface::report_again`] is called for it.
     ///
     /// # Errors
     /// If the PUs can't be monitored.
-    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable>;
+    fn set_lent_pus(
+        &mut self,
+        lent: &BTreeMap<Pu, u32>,
+        silent: &CpuSet,
+    ) -> Result<(), LentCpuMonitorUnavailable>;
 
     /// Returns the lent PUs that were passed to the last call of [`LentCpuMonitorInterface::set_lent_pus`]: PUs that a
     /// job (the owner) lends to another job. The value for each PU is the number of all PUs of the owner.
@@ -41,8 +46,12 @@ pub trait LentCpuMonitorInterface: std::fmt::Debug + Send {
 }
 
 impl LentCpuMonitorInterface for LentCpuMonitor {
-    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
-        LentCpuMonitor::set_lent_pus(self, lent)
+    fn set_lent_pus(
+        &mut self,
+        lent: &BTreeMap<Pu, u32>,
+        silent: &CpuSet,
+    ) -> Result<(), LentCpuMonitorUnavailable> {
+        LentCpuMonitor::set_lent_pus(self, lent, silent)
     }
 
     fn lent_pus(&self) -> &BTreeMap<Pu, u32> {

@@ -70,7 +70,7 @@ fn the_reason_why_owners_are_sampled_is_kept_until_the_monitor_is_loaded() {
 struct Broken(BTreeMap<Pu, u32>);
 
 impl LentCpuMonitorInterface for Broken {
-    fn set_lent_pus(&mut self, _lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+    fn set_lent_pus(&mut self, _: &BTreeMap<Pu, u32>, _: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
         Err(refused())
     }
 
@@ -181,7 +181,11 @@ fn an_owner_that_shares_its_core_with_another_program_uses_the_core_although_it_
 struct TenMilliseconds(BTreeMap<Pu, u32>);
 
 impl LentCpuMonitorInterface for TenMilliseconds {
-    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+    fn set_lent_pus(
+        &mut self,
+        lent: &BTreeMap<Pu, u32>,
+        _: &CpuSet,
+    ) -> Result<(), LentCpuMonitorUnavailable> {
         self.0.clone_from(lent);
         Ok(())
     }
@@ -246,11 +250,18 @@ struct Script {
     /// How long the owner has run on each lent PU, and whether it runs there.
     runs: (Duration, bool),
     armed_again: CpuSet,
+    /// The PUs that the monitor was told not to report, when PUs were last lent.
+    silent: CpuSet,
 }
 
 impl LentCpuMonitorInterface for Scripted {
-    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+    fn set_lent_pus(
+        &mut self,
+        lent: &BTreeMap<Pu, u32>,
+        silent: &CpuSet,
+    ) -> Result<(), LentCpuMonitorUnavailable> {
         self.lent.clone_from(lent);
+        self.script.lock().unwrap().silent.clone_from(silent);
         Ok(())
     }
 
@@ -425,4 +436,22 @@ fn an_owner_that_wakes_up_often_and_then_works_on_is_found_by_the_next_look() {
     sampled.measure(11, 2);
     let used = sampled.state.lending.owner_state(&job("web")).unwrap().used_core_count();
     assert_eq!(used, Some(1));
+}
+
+#[test]
+fn a_pu_that_is_lent_while_its_owner_is_busy_is_reported_only_after_the_owner_was_idle() {
+    let mut sampled = Sampled::start(1, true);
+    sampled.measure(100, 100);
+    let mut sampled = sampled.lend();
+    assert_eq!(sampled.script.lock().unwrap().silent, cpu_set("1"), "the owner works on its other core");
+    for at in (110..300).step_by(10) {
+        sampled.measure(at, 100);
+    }
+    assert_eq!(sampled.script.lock().unwrap().armed_again, cpu_set("1"), "the owner has become idle");
+}
+
+#[test]
+fn a_pu_that_is_lent_while_its_owner_is_idle_is_reported() {
+    let sampled = Sampled::start(1, true).lend();
+    assert_eq!(sampled.script.lock().unwrap().silent, CpuSet::new());
 }

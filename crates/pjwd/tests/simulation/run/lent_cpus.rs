@@ -123,14 +123,20 @@ impl SimMonitor {
 }
 
 impl LentCpuMonitorInterface for SimMonitor {
-    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+    fn set_lent_pus(
+        &mut self,
+        lent: &BTreeMap<Pu, u32>,
+        silent: &CpuSet,
+    ) -> Result<(), LentCpuMonitorUnavailable> {
         let mut guard = self.seen();
         let seen = &mut *guard;
+        let newly_silent: CpuSet = silent.iter().filter(|pu| !seen.lent.contains_key(pu)).collect();
         let stays = |pu: Pu| seen.lent.contains_key(&pu) && lent.contains_key(&pu);
         let run_time = |&pu: &Pu| {
             (pu, seen.run_times.get(&pu).copied().filter(|_| seen.lent.contains_key(&pu)).unwrap_or_default())
         };
         seen.reported = seen.reported.iter().filter(|&pu| stays(pu)).collect();
+        seen.reported = seen.reported.union(&newly_silent);
         seen.unread = seen.unread.iter().filter(|&pu| stays(pu)).collect();
         seen.running = seen.running.iter().filter(|&pu| stays(pu)).collect();
         seen.run_times = lent.keys().map(run_time).collect();
